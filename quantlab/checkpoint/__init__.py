@@ -1,0 +1,1 @@
+"""What a checkpoint is and says, read from configs and headers; no torch."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-NumberKind = Literal["int", "float", "nf4", "fp4", "ternary"] | str
 Granularity = Literal["tensor", "channel", "group", "block"]
 Severity = Literal["error", "warning", "info"]
 

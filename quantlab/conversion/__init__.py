@@ -1,0 +1,1 @@
+"""Moving checkpoints between schemes and formats: plan, stream, resume, prove."""

@@ -1,0 +1,1 @@
+"""Proof that a checkpoint loads and works, with quality and speed measured."""

@@ -1,0 +1,1 @@
+"""The catalogue of gpus, this machine, and what fits in its memory; no torch."""

@@ -1,0 +1,1 @@
+"""The compatibility matrix: typed data, queries, verdicts; no torch."""

@@ -1,0 +1,1 @@
+"""Libraries that quantize, one module each."""

@@ -1,0 +1,1 @@
+"""Number types and the arithmetic of quantized weights; knows no format."""

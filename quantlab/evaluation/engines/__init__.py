@@ -1,0 +1,1 @@
+"""Engines that the evaluator can load a checkpoint with, one module each."""
