@@ -39,6 +39,9 @@ class WeightFormat:
         group_size: elements along ``in`` of a group, or None.
         block: ``(rows, columns)`` of a block, or None.
         symmetric: there are no zero points (``zeros`` is None).
+        scale_type: number type of the scales where the scheme fixes one: ``e8m0`` (MX), ``float8_e4m3fn``
+            (NVFP4, together with a global scale), ``float32`` (DeepSeek blocks); None means the dtype of the
+            weights that were quantized. Left out of comparisons: the tensors themselves tell.
     """
 
     number: NumberType
@@ -46,6 +49,7 @@ class WeightFormat:
     group_size: int | None = None
     block: tuple[int, int] | None = None
     symmetric: bool = True
+    scale_type: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,13 @@ class PackLayout:
         word_bits: 32 (int32 words) or 8 (uint8 bytes).
         axis: axis of the logical ``[out, in]`` matrix along which neighbours share a word.
         transposed: the stored matrix is ``[in, out]``-major (GPTQ, AWQ), not ``[out, in]``.
-        order: position in the word of each of the word's codes (AWQ gemm: 0, 2, 4, 6, 1, 3, 5, 7), or None.
-        bias: what was added to the signed code to make the stored unsigned field (2^(bits-1) mostly).
+        order: field ``i`` of a word (from the low end) holds the word's code ``order[i]`` (AWQ gemm:
+            0, 2, 4, 6, 1, 3, 5, 7); None means in sequence.
+        bias: what was added to the signed code to make the stored unsigned field (2^(bits-1) mostly); 0 for
+            float codes and codebook indices, which are unsigned as they are.
         dense: fields cross word borders (GPTQ 3 bit: 32 codes in 3 words); otherwise each word holds
             ``word_bits // bits`` whole fields and wastes the rest.
+        signed: fields are two's complement integers (Quark); ``bias`` is 0 then.
     """
 
     bits: int
@@ -70,6 +77,7 @@ class PackLayout:
     order: tuple[int, ...] | None = None
     bias: int = 0
     dense: bool = False
+    signed: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,8 @@ class QuantizedTensor:
         codes: dense codes (``int8`` signed integers, a float8 dtype, ``uint8`` indices) of the logical shape,
             or ``PackedCodes``.
         scales: ``[out, groups]``, ``[out, 1]``, ``[1, 1]`` or a grid of blocks, with a leading experts axis
-            where ``shape`` has one; in the dtype of the file (e8m0 scales as ``uint8`` exponents).
+            where ``shape`` has one; in the dtype of the file (e8m0 scales as ``uint8`` exponents). One
+            dimension: one scale for every ``group_size`` elements of the flattened weight (bitsandbytes).
         zeros: integer zero points of the signed code, same shape as ``scales``, ``int16``; None if symmetric.
         offsets: float minimum added after scaling (GGUF Q4_1, HQQ), same shape as ``scales``; None mostly.
         group_map: int32 ``[in]``, group of each column (act order); None means ``i // group_size``.
