@@ -6,7 +6,8 @@ the evaluator checks the loaded model against them. Nothing here imports torch.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 Granularity = Literal["tensor", "channel", "group", "block"]
@@ -180,7 +181,16 @@ class CheckpointFacts:
     findings: tuple[Finding, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON of ``quantlab inspect`` (tensor headers left out)."""
-        content = asdict(self)
-        del content["tensors"]
+        """Return the JSON of ``quantlab inspect``: tensor headers left out, groups flat, tuples as lists."""
+        content = {field.name: _plain(getattr(self, field.name)) for field in fields(self) if field.name != "tensors"}
+        content["scheme"]["groups"] = [{**group.pop("weights"), **group} for group in content["scheme"]["groups"]]
         return content
+
+
+def _plain(value: Any) -> Any:
+    """Return dataclasses as objects and tuples as lists, as JSON has them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
