@@ -1,0 +1,99 @@
+"""The tensors of a checkpoint folder, read by ranges: only what a job needs is in memory.
+
+Reads go into buffers of our own (``pread``), not through a map, so that resident memory is what we hold and a read
+error is an error, not a bus fault.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from quantlab.checkpoint.facts import CheckpointFacts, TensorInfo
+from quantlab.conversion.shard_writer import SAFETENSORS_DTYPES, ShardWriter, read_into
+from quantlab.errors import CheckpointError
+
+
+class LocalFiles:
+    """Shards of a folder; nothing has to be fetched."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def fetch(self, file: str) -> Path:
+        """Return where the shard lies."""
+        return self._folder / file
+
+    def release(self, file: str) -> None:
+        """Do nothing: a user's own files stay."""
+
+
+class TensorSource:
+    """Open shards of a checkpoint; safe to use from several threads.
+
+    Args:
+        facts: headers of all tensors.
+        files: where the shards come from.
+    """
+
+    def __init__(self, facts: CheckpointFacts, files: LocalFiles) -> None:
+        self._tensors: Mapping[str, TensorInfo] = facts.tensors
+        self._files = files
+        self._open: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> TensorSource:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in list(self._open):
+            self.release(file)
+
+    def read(self, name: str, device: str = "cpu") -> torch.Tensor:
+        """Return one tensor.
+
+        Raises:
+            CheckpointError: the bytes cannot be read, or the dtype is unknown.
+        """
+        info = self._tensors[name]
+        dtype = SAFETENSORS_DTYPES.get(info.dtype)
+        if dtype is None:
+            raise CheckpointError(f"{info.file}: tensor {name!r} has the unknown dtype {info.dtype}")
+        buffer = torch.empty(info.end - info.start, dtype=torch.uint8)
+        try:
+            read_into(self._descriptor(info.file), memoryview(buffer.numpy()), info.start)
+        except (OSError, EOFError) as error:
+            raise CheckpointError(f"{info.file}: tensor {name!r} cannot be read: {error}") from error
+        return buffer.view(dtype).reshape(info.shape).to(device)
+
+    def copy(self, name: str, writer: ShardWriter, offset: int) -> None:
+        """Copy one tensor's bytes into an output file without looking at them."""
+        info = self._tensors[name]
+        try:
+            writer.copy(self._descriptor(info.file), info.start, info.end - info.start, offset)
+        except EOFError as error:
+            raise CheckpointError(f"{info.file}: tensor {name!r} cannot be read: {error}") from error
+
+    def release(self, file: str) -> None:
+        """Close a shard that no further job needs."""
+        with self._lock:
+            descriptor = self._open.pop(file, None)
+            if descriptor is not None:
+                os.close(descriptor)
+                self._files.release(file)
+
+    def _descriptor(self, file: str) -> int:
+        with self._lock:
+            if file not in self._open:
+                try:
+                    self._open[file] = os.open(self._files.fetch(file), os.O_RDONLY)
+                except OSError as error:
+                    raise CheckpointError(f"{file} cannot be opened: {error.strerror}") from error
+            return self._open[file]
