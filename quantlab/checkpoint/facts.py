@@ -165,6 +165,7 @@ class CheckpointFacts:
         bytes: bytes on disk, by kind; ``total`` always where known.
         experts: ``{"count", "per_token", "fused", "quantized"}`` or None for a dense model.
         findings: what is wrong.
+        config: the whole ``config.json`` (GGUF: its metadata); not printed.
     """
 
     path: str
@@ -179,10 +180,15 @@ class CheckpointFacts:
     experts: dict[str, Any] | None = None
     tied_embeddings: bool | None = None
     findings: tuple[Finding, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON of ``quantlab inspect``: tensor headers left out, groups flat, tuples as lists."""
-        content = {field.name: _plain(getattr(self, field.name)) for field in fields(self) if field.name != "tensors"}
+        """Return the JSON of ``quantlab inspect``: tensor headers and config left out, groups flat, tuples as lists."""
+        content = {
+            field.name: _plain(getattr(self, field.name))
+            for field in fields(self)
+            if field.name not in {"tensors", "config"}
+        }
         content["scheme"]["groups"] = [{**group.pop("weights"), **group} for group in content["scheme"]["groups"]]
         return content
 
