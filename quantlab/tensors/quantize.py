@@ -129,7 +129,7 @@ def _matrix(
     if scheme.scale_type == "float8_e4m3fn" and divisor is None:
         divisor = scale_rules.global_scale_divisor(_top(groups, scheme, clip).amax())
     result = _from_groups(groups, weight, scheme, divisor, clip)
-    if not bool(torch.isfinite(result.scales.float()).all()) or _overflowed(result):
+    if not _usable(result):
         raise ConversionRefused(f"{name} holds NaN, infinity or values beyond the range of its scales")
     return replace(result, dtype=dtype)
 
@@ -266,9 +266,13 @@ def _parts(groups: torch.Tensor) -> list[slice]:
     return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
 
 
-def _overflowed(weight: QuantizedTensor) -> bool:
+def _usable(weight: QuantizedTensor) -> bool:
+    """Say whether all scales are finite; NaN and infinity in a weight end there (MX: in e8m0's NaN, 255)."""
+    if weight.scale_rule == "e8m0":
+        return int(weight.scales.max()) < 255
     stored = weight.global_scale_stored
-    return stored is not None and not bool(torch.isfinite(stored).all())
+    finite = bool(torch.isfinite(weight.scales.float()).all())
+    return finite and (stored is None or bool(torch.isfinite(stored).all()))
 
 
 def _stack(parts: list[QuantizedTensor]) -> QuantizedTensor:

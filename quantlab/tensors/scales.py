@@ -51,7 +51,7 @@ def asymmetric_scales(low: torch.Tensor, high: torch.Tensor, number: NumberType)
 
 
 def mx_exponents(top: torch.Tensor, number: NumberType) -> torch.Tensor:
-    """Return the e8m0 exponents (``uint8``) of groups whose largest magnitude is ``top``.
+    """Return the e8m0 exponents (``uint8``) of groups whose largest magnitude is ``top``; 255 (NaN) if none fits.
 
     compressed-tensors: quantization/utils/mxfp_utils.py, ``generate_mx_scales``, then the way through the
     weights' dtype that its compressor takes (compressors/mx_utils.py): float16 cannot hold small powers of two.
@@ -63,7 +63,8 @@ def mx_exponents(top: torch.Tensor, number: NumberType) -> torch.Tensor:
     largest = {FP4_E2M1.name: 2, FP8_E4M3FN.name: 8}[number.name]
     exponents = (127 + torch.floor(torch.log2(power)) - largest).clamp(0, 255).round()
     scales = replace_zero(torch.pow(2.0, exponents.float() - 127).to(top.dtype), 1.0)
-    return (127 + torch.floor(torch.log2(scales)).to(torch.int32)).to(torch.uint8)
+    stored = 127 + torch.floor(torch.log2(scales)).to(torch.int32)
+    return torch.where(torch.isfinite(power), stored, 255).to(torch.uint8)
 
 
 def mx_scales(exponents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
