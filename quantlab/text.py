@@ -82,7 +82,7 @@ def read(source: str, *, part: Part = "calibration") -> Text:
         MissingExtraError: a data set is named and ``datasets`` is not installed.
     """
     if source in {"builtin", "calibration", "evaluation"}:
-        return builtin(part if source == "builtin" else source)  # type: ignore[arg-type]
+        return builtin(part if source == "builtin" else source)
     path = Path(source)
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES and p.is_file())

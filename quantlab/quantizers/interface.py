@@ -62,6 +62,17 @@ class Quantizer(Protocol):
     id: str
     extra: str
 
+    def settings(self, job: QuantizeJob) -> Mapping[str, Any]:
+        """Return every option with its value, defaults filled in.
+
+        Raises:
+            UnknownNameError: the library has no such option.
+            UsageError: a value does not fit.
+        """
+
+    def calibrated(self, job: QuantizeJob) -> bool:
+        """Say whether the run needs calibration samples."""
+
     def obstacles(self, facts: CheckpointFacts, job: QuantizeJob) -> list[Obstacle]:
         """Say what will not work, before any heavy import or work."""
 
