@@ -7,11 +7,11 @@ Which tensor names and dtypes hold codes, scales and zero points is data (``matr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from quantlab.checkpoint.facts import Scheme, SchemeGroup, TensorInfo, WeightScheme
+from quantlab.checkpoint.facts import Scheme, TensorInfo, WeightScheme
 from quantlab.checkpoint.patterns import matches
 from quantlab.checkpoint.safetensors_header import DTYPE_BITS
 from quantlab.checkpoint.values import mapping, strings
@@ -70,8 +70,9 @@ def arrange(tensors: Mapping[str, TensorInfo], form: str, scheme: Scheme) -> Lay
         else:
             getattr(layer, role)[suffix] = tensor
     layers = {module: layer for module, layer in found.items() if layer.codes is not None}
+    find = scheme_of(scheme)
     for module, layer in layers.items():
-        layer.weights = scheme_of(module, scheme)
+        layer.weights = find(module)
     rest = {module: layer for module, layer in found.items() if layer.codes is None}
     for layer in rest.values():
         dense.update((tensor.name, tensor) for tensor in layer.extra.values())
@@ -102,26 +103,41 @@ def _role(name: str, dtype: str, roles: Roles) -> tuple[str, str, str]:
     return "dense", "", ""
 
 
-def scheme_of(module: str, scheme: Scheme) -> WeightScheme | None:
-    """Return the weight scheme that the config gives a module: the most exact target wins."""
+def scheme_of(scheme: Scheme) -> Callable[[str], WeightScheme | None]:
+    """Return a function that gives the weight scheme of a module: the most exact target wins.
+
+    Targets can be as many as modules, so that names are looked up and only patterns are tried one by one.
+    """
     if len(scheme.groups) <= 1:
-        return scheme.weights
-    for exact in (True, False):
-        for group in scheme.groups:
-            if any(_targets(target, module, exact=exact) for target in group.targets):
-                return group.weights
-    default = next((group for group in scheme.groups if _is_default(group)), None)
-    return default.weights if default else None
+        return lambda _: scheme.weights
+    named: dict[str, WeightScheme] = {}
+    patterns: list[tuple[str, WeightScheme]] = []
+    default: WeightScheme | None = None
+    for group in scheme.groups:
+        for target in group.targets:
+            if target in {"Linear", "Embedding"}:
+                default = default or group.weights
+            elif target.startswith("re:") or any(sign in target for sign in "*?["):
+                patterns.append((target, group.weights))
+            else:
+                named.setdefault(target, group.weights)
+
+    def find(module: str) -> WeightScheme | None:
+        for part in _parts(module):
+            if part in named:
+                return named[part]
+        return next((weights for pattern, weights in patterns if matches(pattern, module)), default)
+
+    return find
 
 
-def _is_default(group: SchemeGroup) -> bool:
-    return any(target in {"Linear", "Embedding"} for target in group.targets)
-
-
-def _targets(target: str, module: str, *, exact: bool) -> bool:
-    if exact:
-        return target == module or module.endswith("." + target)
-    return matches(target, module) and target not in {"Linear", "Embedding"}
+def _parts(module: str) -> Iterator[str]:
+    """Yield the module's name and every run of its components, the longest first (at most 16 components)."""
+    yield module
+    components = module.split(".")[:16]
+    for length in range(len(components), 0, -1):
+        for begin in range(len(components) - length + 1):
+            yield ".".join(components[begin : begin + length])
 
 
 def elements(layer: LayerTensors, scheme: Scheme, storage_bits: float | None = None) -> int:
@@ -147,10 +163,3 @@ def _code_bits(layer: LayerTensors, codes: TensorInfo, scheme: Scheme) -> float 
     if codes.dtype in {"U8", "I8"} and not whole_bytes and 4 in candidates:
         return 4
     return stated
-
-
-def names(layout: Layout) -> Iterator[str]:
-    """Yield every module name of the checkpoint: quantized ones, and dense tensors without their last part."""
-    yield from layout.layers
-    for name in layout.dense:
-        yield name.rpartition(".")[0] or name
