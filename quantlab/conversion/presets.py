@@ -52,8 +52,13 @@ def preset_names() -> tuple[str, ...]:
     return tuple(_section()["presets"])
 
 
-def find_preset(name: str, settings: Mapping[str, Any] | None = None) -> Preset:
+def find_preset(name: str, settings: Mapping[str, Any] | None = None, *, using: str | None = None) -> Preset:
     """Return a preset with settings applied.
+
+    Args:
+        name: the preset.
+        settings: ``--set`` as a mapping.
+        using: quantizer instead of the preset's own.
 
     Raises:
         UnknownNameError: no preset, or no setting of a native preset, has that name; offers the nearest.
@@ -63,6 +68,8 @@ def find_preset(name: str, settings: Mapping[str, Any] | None = None) -> Preset:
     if name not in known:
         raise UnknownNameError("preset", name, known, hint=f"known presets: {', '.join(known)}")
     preset = _preset(name, known[name])
+    if using is not None:
+        preset = replace(preset, using=using)
     return _with_settings(preset, settings or {})
 
 
@@ -89,6 +96,11 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
 def dense_patterns() -> tuple[re.Pattern[str], ...]:
     """Return the patterns of modules that native quantizing leaves dense."""
     return tuple(re.compile(pattern) for pattern in _section()["keep_dense"])
+
+
+def table_patterns() -> tuple[re.Pattern[str], ...]:
+    """Return the patterns of lookup tables (embeddings), which are no linear layers."""
+    return tuple(re.compile(pattern) for pattern in _section()["tables"])
 
 
 def fused_names() -> tuple[tuple[str, ...], ...]:

@@ -125,7 +125,7 @@ class ShardWriter:
     def write(self, tensor: torch.Tensor, offset: int) -> None:
         """Write one tensor's bytes."""
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
-        write_all(self._file, memoryview(flat.numpy()), offset)
+        write_all(self._file, flat.numpy().data, offset)
 
     def copy(self, source: int, start: int, size: int, offset: int) -> None:
         """Copy bytes of another open file, inside the kernel where it can."""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol, Self
 
 import torch
 
@@ -19,18 +20,14 @@ from quantlab.conversion.shard_writer import SAFETENSORS_DTYPES, ShardWriter, re
 from quantlab.errors import CheckpointError
 
 
-class LocalFiles:
-    """Shards of a folder; nothing has to be fetched."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+class Files(Protocol):
+    """Gives the shards of a checkpoint."""
 
     def fetch(self, file: str) -> Path:
-        """Return where the shard lies."""
-        return self._folder / file
+        """Return where a shard lies, getting it first if need be."""
 
     def release(self, file: str) -> None:
-        """Do nothing: a user's own files stay."""
+        """Take note that a shard is not needed any more."""
 
 
 class TensorSource:
@@ -41,13 +38,13 @@ class TensorSource:
         files: where the shards come from.
     """
 
-    def __init__(self, facts: CheckpointFacts, files: LocalFiles) -> None:
+    def __init__(self, facts: CheckpointFacts, files: Files) -> None:
         self._tensors: Mapping[str, TensorInfo] = facts.tensors
         self._files = files
         self._open: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def __enter__(self) -> TensorSource:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -68,7 +65,7 @@ class TensorSource:
             raise CheckpointError(f"{info.file}: tensor {name!r} has the unknown dtype {info.dtype}")
         buffer = torch.empty(info.end - info.start, dtype=torch.uint8)
         try:
-            read_into(self._descriptor(info.file), memoryview(buffer.numpy()), info.start)
+            read_into(self._descriptor(info.file), buffer.numpy().data, info.start)
         except (OSError, EOFError) as error:
             raise CheckpointError(f"{info.file}: tensor {name!r} cannot be read: {error}") from error
         return buffer.view(dtype).reshape(info.shape).to(device)
