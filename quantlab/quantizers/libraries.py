@@ -13,6 +13,16 @@ from quantlab.errors import DataError, UnknownNameError
 from quantlab.matrix.data import read_section
 from quantlab.matrix.versions import Range, parse_range, read_version
 
+TRANSFORMERS = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto", device_map="auto")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+inputs = tokenizer("The capital of France is", return_tensors="pt").to(model.device)
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=8, do_sample=False)[0]))
+"""
+"""How transformers loads a result; a library whose results need something else says so in its data."""
+
 ArchitectureOutcome = Literal["allowed", "refused", "experts-dense"]
 
 
@@ -96,6 +106,8 @@ class Library:
         strip: dotted keys that leak and are taken out of the written config.
         cost: what a run takes.
         load: Python that loads the result; ``{name}`` stands for the folder.
+        schemes: scheme names of its own that it has.
+        supported_models: ``model_type`` values that it maps; empty where it takes any.
     """
 
     id: str
@@ -105,14 +117,16 @@ class Library:
     extra: str
     tested: Range
     resume: str
-    load: str
     cost: Cost
+    load: str = TRANSFORMERS
     known_bad: tuple[KnownBad, ...] = ()
     samples: int = 32
     sequence_length: int = 512
     minimum_tokens: int = 256
     clauses: tuple[Clause, ...] = ()
     strip: tuple[str, ...] = ()
+    schemes: tuple[str, ...] = ()
+    supported_models: tuple[str, ...] = ()
 
     def installed(self) -> str | None:
         """Return the installed version, or None."""
@@ -174,7 +188,8 @@ def _library(name: str, entry: Mapping[str, Any]) -> Library:
             KnownBad(parse_range(bad["versions"]), bad["reason"]) for bad in content.get("known_bad", ())
         )
         content["clauses"] = tuple(map(_clause, content.get("clauses", ())))
-        content["strip"] = tuple(content.get("strip", ()))
+        for listed in ("strip", "schemes", "supported_models"):
+            content[listed] = tuple(content.get(listed, ()))
         return Library(**content)
     except (KeyError, TypeError, ValueError) as error:
         message = f"matrix/quantizers/{name}.yaml: {error}"

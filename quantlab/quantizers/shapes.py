@@ -41,7 +41,7 @@ def group_obstacles(facts: CheckpointFacts, group_size: int) -> list[Obstacle]:
     if bad is None:
         return []
     common = math.gcd(*widths)
-    fitting = [str(size) for size in (128, 64, 32, 16) if size != group_size and common % size == 0]
+    fitting = [str(size) for size in (128, 64, 32) if size != group_size and common % size == 0]
     offer = f"group_size={' or '.join(fitting)}" if fitting else "group_size=-1 (one scale a row)"
     reason = f"{bad.name} has {bad.shape[1]} input columns, which groups of {group_size} do not divide"
     return [Obstacle("group-size", reason, offer)]

@@ -78,6 +78,7 @@ def look_ahead(quantizer: str, facts: CheckpointFacts, job: QuantizeJob, calibra
     options = member.settings(job)
     calibrated = member.calibrated(job)
     obstacles = [*_source_obstacles(facts, job, calibrated), *member.obstacles(facts, job)]
+    obstacles += _unsupported(facts, known)
     held = [c for c in known.clauses if c.holds(options, job.device, facts.architecture.model_type)]
     obstacles += [Obstacle("known-failure", c.reason, c.fix) for c in held if c.outcome == "refused"]
     warnings = [*known.version_warnings(version), *(c.reason for c in held if c.outcome == "experts-dense")]
@@ -149,6 +150,14 @@ def _source_obstacles(facts: CheckpointFacts, job: QuantizeJob, calibrated: bool
         fix = f"put one of {', '.join(_TOKENIZERS)} beside the weights"
         found.append(Obstacle("tokenizer", "the source has no tokenizer, and calibration needs one", fix))
     return found
+
+
+def _unsupported(facts: CheckpointFacts, known: Library) -> list[Obstacle]:
+    kind = facts.architecture.model_type
+    if not known.supported_models or kind in known.supported_models:
+        return []
+    reason = f"{known.title} has no mapping for the architecture {kind!r}"
+    return [Obstacle("architecture", reason, f"it maps {', '.join(known.supported_models)}")]
 
 
 def _unknown_experts(facts: CheckpointFacts, known: Library, stated: bool) -> list[str]:
