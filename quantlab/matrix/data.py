@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ def read_section(name: str, *, folder: Path | None = None) -> dict[str, Any]:
         ).is_dir() else {name: _parse(files[0])}
         _write_quietly(cached, section)
         return section
+
+
+@lru_cache(maxsize=64)
+def section(name: str) -> Any:
+    """Return a section of the installed data, read once a process; a single file gives its content itself."""
+    content = read_section(name)
+    return content[name] if list(content) == [name] else content
 
 
 def _files(base: Path, name: str) -> list[Path]:
