@@ -9,6 +9,10 @@ FORMATS: Registry[FormatCodec] = Registry(
     "format",
     {
         "dense": "quantlab.formats.dense:CODEC",
+        "fbgemm_fp8": "quantlab.formats.fbgemm_fp8:CODEC",
+        "fp8": "quantlab.formats.fp8:CODEC",
+        "fp8-fnuz": "quantlab.formats.fp8:FNUZ",
+        "modelopt": "quantlab.formats.modelopt:CODEC",
         "compressed-tensors/float-quantized": "quantlab.formats.compressed_tensors_float:CODEC",
         "compressed-tensors/int-quantized": "quantlab.formats.compressed_tensors_float:INT",
         "compressed-tensors/mxfp4-pack-quantized": "quantlab.formats.compressed_tensors_fp4:MXFP4",
@@ -18,6 +22,7 @@ FORMATS: Registry[FormatCodec] = Registry(
         "compressed-tensors/pack-quantized": "quantlab.formats.compressed_tensors_packed:CODEC",
         "auto-round": "quantlab.formats.auto_round:CODEC",
         "awq": "quantlab.formats.awq:CODEC",
+        "bitsandbytes": "quantlab.formats.bitsandbytes:CODEC",
         "gptq": "quantlab.formats.gptq:V1",
         "gptq_v2": "quantlab.formats.gptq:V2",
     },

@@ -5,6 +5,11 @@ from __future__ import annotations
 from quantlab.formats.interface import Obstacle
 from quantlab.tensors.quantized import QuantizedTensor
 
+_RULES = {
+    "inverse": ("inverse-scale", "the file's scales divide, and they multiply in"),
+    "absmax127": ("absmax-scale", "a row's largest value is divided by 127 after scaling, and there is one factor in"),
+}
+
 
 def common_obstacle(format_id: str, weight: QuantizedTensor, *, global_scale: bool = False) -> Obstacle | None:
     """Return what keeps a weight out of a format without group map, offsets and (mostly) global scale.
@@ -22,8 +27,9 @@ def common_obstacle(format_id: str, weight: QuantizedTensor, *, global_scale: bo
         )
     if weight.offsets is not None:
         return Obstacle("offset", f"the weight has float minima, and {format_id} has zero points only", "requantize")
-    if weight.scale_rule == "inverse":
-        return Obstacle("inverse-scale", f"the file's scales divide, those of {format_id} multiply", "requantize")
+    if weight.scale_rule in _RULES:
+        rule, reason = _RULES[weight.scale_rule]
+        return Obstacle(rule, f"{reason} {format_id}", "requantize")
     if weight.scales.ndim == 1 and weight.scales.numel() > 1:
         return Obstacle("flat-blocks", f"blocks run across rows, and {format_id} has scales by row", "requantize")
     if not global_scale and (weight.global_scale is not None or weight.global_scale_stored is not None):

@@ -21,6 +21,9 @@ from quantlab.tensors.quantized import PackedCodes, QuantizedTensor
 Operation = Literal["subtract", "multiply", "add"]
 
 _CODEBOOKS = {"float4_e2m1": E2M1_VALUES, "nf4": NF4_VALUES, "fp4": BNB_FP4_VALUES}
+ABSMAX_STEP = 7.874015718698502e-3
+"""1/127 as bitsandbytes writes it (bitsandbytes/_ops.py, ``int8_vectorwise_dequant``): a second factor, rounded after
+the first."""
 _CHUNK = 1 << 20
 """Elements that are multiplied out at once: bounds the float32 temporaries."""
 
@@ -32,10 +35,12 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype = torch.float32) -> t
         CheckpointError: packed words do not fit the shape.
     """
     codes = dense_codes(weight)
-    if weight.scales.ndim == 1 and weight.scales.numel() > 1:
+    if weight.scales.ndim == 1:
         return _flat(weight, codes, dtype)
     result = torch.empty(weight.shape, dtype=dtype, device=codes.device)
     steps: list[tuple[Operation, torch.Tensor]] = [("multiply", effective_scales(weight))]
+    if weight.scale_rule == "absmax127":
+        steps.append(("multiply", torch.tensor([[ABSMAX_STEP]], dtype=torch.float32, device=codes.device)))
     if weight.zeros is not None:
         steps.insert(0, ("subtract", weight.zeros.float()))
     if weight.offsets is not None:
@@ -60,7 +65,7 @@ def effective_scales(weight: QuantizedTensor) -> torch.Tensor:
             scales = from_e8m0(weight.scales)
         case "inverse":
             scales = 1.0 / weight.scales.float()
-        case "linear":
+        case "linear" | "absmax127":
             scales = weight.scales.float()
     if weight.global_scale_inverse and weight.global_scale_stored is not None:
         return scales / _beside(weight.global_scale_stored, scales)

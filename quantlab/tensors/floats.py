@@ -36,9 +36,12 @@ NF4_VALUES = (
 """Value of each nf4 index (bitsandbytes-foundation/bitsandbytes: bitsandbytes/functional.py, get_4bit_type)."""
 
 BNB_FP4_VALUES = tuple(
-    sign * value / 12 for sign in (1.0, -1.0) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+    sign * value / 12 if value else 0.0
+    for sign in (1.0, -1.0)
+    for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 )
-"""Value of each fp4 index of bitsandbytes (the same file): e2m1 with an own order, divided by its largest."""
+"""Value of each fp4 index of bitsandbytes (the same file): e2m1 with an own order, divided by its largest; index 8 is
+zero without a sign."""
 
 
 def e2m1_codes(values: torch.Tensor) -> torch.Tensor:

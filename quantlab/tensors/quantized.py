@@ -113,7 +113,8 @@ class QuantizedTensor:
         global_scale: float32 factor of the whole tensor (NVFP4), as a multiplier; None mostly.
         global_scale_stored: the bytes of that factor as the file holds it, with ``global_scale_inverse`` telling
             that the file stores the reciprocal (compressed-tensors); lets an encoder give back the same bits.
-        scale_rule: ``"linear"``, ``"e8m0"`` (2^(s-127)), or ``"inverse"`` where the file's scale divides.
+        scale_rule: ``"linear"``, ``"e8m0"`` (2^(s-127)), ``"inverse"`` where the file's scale divides, or
+            ``"absmax127"`` where it is a row's largest value and a second factor of 1/127 follows (bitsandbytes int8).
         input_scale: static activation scale that belongs to the layer, passed through unchanged.
         dtype: name of the dtype that dense weights of this layer have in the model (``bfloat16``).
         extra: tensors of the layer that only its own format understands (bias excluded), passed through.
@@ -131,7 +132,7 @@ class QuantizedTensor:
     global_scale: torch.Tensor | None = None
     global_scale_stored: torch.Tensor | None = None
     global_scale_inverse: bool = False
-    scale_rule: Literal["linear", "e8m0", "inverse"] = "linear"
+    scale_rule: Literal["linear", "e8m0", "inverse", "absmax127"] = "linear"
     input_scale: torch.Tensor | None = None
     dtype: str = "bfloat16"
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
