@@ -47,7 +47,7 @@ def _show(options: argparse.Namespace) -> int:
         case "json":
             print(json.dumps(table.to_dict(), indent=1))
         case "markdown":
-            from quantlab.matrix.citation import read_sources
+            from quantlab.matrix.load import read_sources
             from quantlab.report.matrix_markdown import matrix_markdown
 
             print(matrix_markdown(table, read_sources()))
@@ -95,8 +95,8 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _sources(options: argparse.Namespace) -> int:
-    from quantlab.matrix.citation import cite, read_sources
-    from quantlab.matrix.load import load
+    from quantlab.matrix.citation import cite
+    from quantlab.matrix.load import load, read_sources
 
     found = cite(options.names[0], load(), read_sources())
     if options.format == "json":

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from quantlab.errors import UnknownNameError
-from quantlab.matrix.data import read_section
 from quantlab.matrix.load import MatrixData
 from quantlab.matrix.model import Statement
 
@@ -37,13 +35,6 @@ class Citation:
             for item in self.statements
         ]  # fmt: skip
         return {"id": self.id, "kind": self.kind, "sources": dict(self.sources), "statements": statements}
-
-
-def read_sources(folder: Path | None = None) -> Mapping[str, Mapping[str, Any]]:
-    """Return every source of matrix/sources.yaml by id."""
-    raw = read_section("sources", folder=folder)["sources"]
-    entries: Mapping[str, Mapping[str, Any]] = raw.get("sources", raw) if isinstance(raw, Mapping) else {}
-    return entries
 
 
 def cite(name: str, data: MatrixData, sources: Mapping[str, Mapping[str, Any]]) -> Citation:
