@@ -11,6 +11,7 @@ from quantlab.checkpoint.facts import Architecture, CheckpointFacts, Scheme, Ten
 
 _WORDS = {
     torch.bfloat16: "BF16",
+    torch.float8_e8m0fnu: "F8_E8M0",
     torch.float16: "F16",
     torch.float32: "F32",
     torch.int8: "I8",

@@ -23,6 +23,7 @@ FORMATS: Registry[FormatCodec] = Registry(
         "auto-round": "quantlab.formats.auto_round:CODEC",
         "awq": "quantlab.formats.awq:CODEC",
         "bitsandbytes": "quantlab.formats.bitsandbytes:CODEC",
+        "mxfp4": "quantlab.formats.mxfp4:CODEC",
         "gptq": "quantlab.formats.gptq:V1",
         "gptq_v2": "quantlab.formats.gptq:V2",
     },

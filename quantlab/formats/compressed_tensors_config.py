@@ -8,12 +8,12 @@ name belongs to the one that names it most narrowly: its name, then a pattern, t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from quantlab.checkpoint.facts import CheckpointFacts
+from quantlab.checkpoint.patterns import matches
 from quantlab.errors import CheckpointError
 from quantlab.tensors.number_types import FP4_E2M1, FP8_E4M3FN, NumberType, signed_int
 from quantlab.tensors.quantized import Granularity, WeightFormat
@@ -83,7 +83,7 @@ def group_of(module: str, groups: list[Group]) -> Group | None:
         if bare in group.targets:
             return group
     for group in groups:
-        if any(target.startswith("re:") and re.match(target[3:], bare) for target in group.targets):
+        if any(target.startswith("re:") and matches(target, bare) for target in group.targets):
             return group
     by_class = [group for group in groups if any(_is_class(target) for target in group.targets) or not group.targets]
     return by_class[0] if by_class else None

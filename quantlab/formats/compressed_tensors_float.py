@@ -25,7 +25,9 @@ from quantlab.formats import headers
 from quantlab.formats.compressed_tensors_config import activations_json, config_json, group_of, read_groups
 from quantlab.formats.interface import Layer, Obstacle
 from quantlab.formats.obstacles import common_obstacle
+from quantlab.tensors import fnuz
 from quantlab.tensors.dequantize import dense_codes
+from quantlab.tensors.number_types import FP8_E4M3FN, FP8_E4M3FNUZ
 from quantlab.tensors.quantized import QuantizedTensor, WeightFormat
 
 _ROLES = {
@@ -110,6 +112,11 @@ class PlainCodec:
     def obstacle(self, weight: QuantizedTensor) -> Obstacle | None:
         """Refuse other number types, MX scales where they do not belong, and what no such file can say."""
         number, scheme = weight.format.number, weight.format
+        if number.name == FP8_E4M3FNUZ.name and "float" in self._kinds:
+            reason = fnuz.loss(weight, FP8_E4M3FN)
+            if reason is not None:
+                return Obstacle("fnuz", reason, "requantize")
+            number = FP8_E4M3FN
         if number.kind not in self._kinds or number.torch_dtype not in _DTYPES:
             return Obstacle("number-type", f"{self.id} holds {' and '.join(self._kinds)} bytes, not {number.name}")
         exponents = weight.scale_rule == "e8m0"
@@ -125,6 +132,8 @@ class PlainCodec:
 
     def encode(self, name: str, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
         """Return weight, scale, zero point and static input scale by full name."""
+        if weight.format.number.name == FP8_E4M3FNUZ.name:
+            weight = fnuz.converted(weight, FP8_E4M3FN)
         names = headers.role_names(name, weight.shape, _ROLES)
         tensors = {names["weight"]: dense_codes(weight), names["scale"]: _stored(weight.scales, weight.format)}
         if weight.zeros is not None:

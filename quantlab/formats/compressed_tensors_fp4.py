@@ -112,7 +112,7 @@ class Fp4Codec:
         )
 
     def obstacle(self, weight: QuantizedTensor) -> Obstacle | None:
-        """Refuse other number types, group sizes and scales, and a factor that no float32 divisor gives back."""
+        """Refuse other number types, group sizes and scales; a factor is rounded once to its reciprocal (rescaled)."""
         scheme = weight.format
         if scheme.number.name != FP4_E2M1.name:
             return Obstacle("number-type", f"{self.id} holds {FP4_E2M1.name}, not {scheme.number.name}")
@@ -122,12 +122,6 @@ class Fp4Codec:
             return Obstacle("scale-type", f"{self.id} has {self._scale_type} scales, this weight has others")
         if self._has_global and weight.scales.dtype != torch.float8_e4m3fn:
             return Obstacle("scale-type", f"{self.id} has {self._scale_type} scales, not {weight.scales.dtype}")
-        if self._has_global and not weight.global_scale_inverse:
-            return Obstacle(
-                "global-scale",
-                f"{self.id} stores the reciprocal of the global scale, which is rounded once",
-                "accept a rescaled conversion: the error is at most one unit in the last place of float32",
-            )
         return common_obstacle(self.id, weight, global_scale=self._has_global)
 
     def encode(self, name: str, weight: QuantizedTensor) -> dict[str, torch.Tensor]:

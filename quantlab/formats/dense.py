@@ -15,7 +15,7 @@ from quantlab.checkpoint.facts import CheckpointFacts
 from quantlab.errors import ConversionRefused
 from quantlab.formats import headers
 from quantlab.formats.interface import Layer, Obstacle
-from quantlab.tensors.dequantize import dequantize
+from quantlab.tensors.dequantize import dense_weight
 from quantlab.tensors.quantized import QuantizedTensor, WeightFormat
 
 
@@ -42,7 +42,7 @@ class DenseCodec:
 
     def encode(self, name: str, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
         """Return the dense weight in ``weight.dtype``, rounded once from float32."""
-        dense = dequantize(weight, getattr(torch, weight.dtype))
+        dense = dense_weight(weight, getattr(torch, weight.dtype))
         return {headers.weight_name(name, weight.shape): dense}
 
     def config(

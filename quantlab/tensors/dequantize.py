@@ -53,6 +53,12 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype = torch.float32) -> t
     return result
 
 
+def dense_weight(weight: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the weight as a dense checkpoint keeps it: ``dequantize``, transposed where that is ``(..., in, out)``."""
+    dense = dequantize(weight, dtype)
+    return dense.mT.contiguous() if weight.dense_transposed else dense
+
+
 def dense_codes(weight: QuantizedTensor) -> torch.Tensor:
     """Return the codes one by one, unpacked where they are packed."""
     return unpack(weight.codes) if isinstance(weight.codes, PackedCodes) else weight.codes

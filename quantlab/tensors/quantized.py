@@ -118,6 +118,7 @@ class QuantizedTensor:
         input_scale: static activation scale that belongs to the layer, passed through unchanged.
         dtype: name of the dtype that dense weights of this layer have in the model (``bfloat16``).
         extra: tensors of the layer that only its own format understands (bias excluded), passed through.
+        dense_transposed: a dense checkpoint keeps this weight as ``(..., in, out)`` (gpt-oss experts).
         doubts: what in the file can be read in two ways (GPTQ v1 zero points of 0); a conversion that must be exact
             stops at one.
     """
@@ -136,6 +137,7 @@ class QuantizedTensor:
     input_scale: torch.Tensor | None = None
     dtype: str = "bfloat16"
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    dense_transposed: bool = False
     doubts: tuple[str, ...] = ()
 
     def with_codes(self, codes: torch.Tensor | PackedCodes) -> QuantizedTensor:
