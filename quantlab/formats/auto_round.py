@@ -56,11 +56,10 @@ class AutoRound:
         packing = stated_packing(config, facts.path)
         if packing == "awq":
             grouped = layers_by_role(facts, awq.SUFFIXES, ("zeros", "scales"), anchor="codes")
-            stated = {"sym": True, **config}
-            return [awq.awq_layer(name, found, stated, "gemm") for name, found in grouped.items()]
+            return [awq.awq_layer(name, found, facts, "gemm", symmetric=True) for name, found in grouped.items()]
         version = 1 if packing == "gptq-v1" else 2
         grouped = layers_by_role(facts, gptq.SUFFIXES, ("zeros", "scales"), anchor="codes")
-        return [gptq.gptq_layer(name, found, config, version, by_word=False) for name, found in grouped.items()]
+        return [gptq.gptq_layer(name, found, facts, version, by_word=False) for name, found in grouped.items()]
 
     def decode(self, layer: Layer, tensors: Mapping[str, torch.Tensor]) -> QuantizedTensor:
         """Take a layer apart; its codes stay in their words."""

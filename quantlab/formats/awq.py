@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from quantlab.checkpoint.facts import CheckpointFacts, TensorInfo
 from quantlab.errors import CheckpointError, ConversionRefused
 from quantlab.formats.gptq_config import commonest
+from quantlab.formats.headers import dense_dtype, options
 from quantlab.formats.integer_words import integer_obstacle
 from quantlab.formats.interface import Layer, Obstacle
 from quantlab.formats.roles import broken, check_dtype, check_rank, check_scales, check_shape, layers_by_role
@@ -67,7 +68,7 @@ class Awq:
         config = facts.quantization_config or {}
         layout = stated_layout(config, facts.path)
         grouped = layers_by_role(facts, SUFFIXES, ("zeros", "scales"), anchor="codes")
-        return [awq_layer(name, found, config, layout) for name, found in grouped.items()]
+        return [awq_layer(name, found, facts, layout, symmetric=False) for name, found in grouped.items()]
 
     def decode(self, layer: Layer, tensors: Mapping[str, torch.Tensor]) -> QuantizedTensor:
         """Take a layer apart."""
@@ -148,12 +149,22 @@ def stated_layout(config: Mapping[str, Any], path: str) -> str:
     return stated
 
 
-def awq_layer(name: str, found: Mapping[str, TensorInfo], config: Mapping[str, Any], layout: str) -> Layer:
+def awq_layer(
+    name: str, found: Mapping[str, TensorInfo], facts: CheckpointFacts, layout: str, *, symmetric: bool
+) -> Layer:
     """Check a layer's headers and describe it.
+
+    Args:
+        name: module name.
+        found: role to header.
+        facts: the checkpoint.
+        layout: one of ``LAYOUTS``.
+        symmetric: what a config without ``sym`` means.
 
     Raises:
         CheckpointError: shapes or dtypes that do not belong together.
     """
+    config = facts.quantization_config or {}
     codes, zeros, scales = found["codes"], found["zeros"], found["scales"]
     check_dtype(codes, ("I16",) if layout == "gemv_fast" else ("I32",))
     check_dtype(zeros, ("F16",) if layout == "gemv_fast" else ("I32",))
@@ -170,10 +181,12 @@ def awq_layer(name: str, found: Mapping[str, TensorInfo], config: Mapping[str, A
         signed_int(bits),
         "channel" if groups == 1 and size != columns else "group",
         None if groups == 1 and size != columns else width,
-        symmetric=bool(config.get("sym", False)) or config.get("zero_point") is False,
+        symmetric=bool(config.get("sym", symmetric)) or config.get("zero_point") is False,
     )
     names = {role: info.name for role, info in found.items()}
-    return Layer(name, names, scheme, (out, columns), f"{name}.weight", {"layout": layout, "groups": groups})
+    return Layer(
+        name, names, scheme, (out, columns), f"{name}.weight", {"layout": layout, "groups": groups, **options(facts)}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +263,8 @@ def _asymmetric(layer: Layer, codes: PackedCodes, scales: torch.Tensor, fields: 
     zeros: torch.Tensor | None = fields.to(torch.int16) - 2 ** (layer.format.number.bits - 1)
     if layer.format.symmetric and zeros is not None and not bool(zeros.any()):
         zeros = None
-    return QuantizedTensor(replace(layer.format, symmetric=zeros is None), layer.shape, codes, scales, zeros=zeros)
+    scheme = replace(layer.format, symmetric=zeros is None)
+    return QuantizedTensor(scheme, layer.shape, codes, scales, zeros=zeros, dtype=dense_dtype(layer, scales))
 
 
 def encode_gemm(name: str, weight: QuantizedTensor) -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ from dataclasses import replace
 
 import torch
 
+from quantlab.formats.headers import dense_dtype
 from quantlab.formats.interface import Layer
 from quantlab.tensors.quantized import QuantizedTensor
 
@@ -42,6 +43,7 @@ def decode_fast(layer: Layer, tensors: Mapping[str, torch.Tensor]) -> QuantizedT
         scales,
         zeros=torch.full(scales.shape, -8, dtype=torch.int16, device=scales.device),
         offsets=tensors["zeros"][:groups].mT.contiguous(),
+        dtype=dense_dtype(layer, scales),
     )
 
 

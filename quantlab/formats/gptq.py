@@ -31,6 +31,7 @@ from quantlab.formats.gptq_config import (
     stated_version,
     written_by_gptqmodel,
 )
+from quantlab.formats.headers import dense_dtype, options
 from quantlab.formats.integer_words import integer_obstacle
 from quantlab.formats.interface import Layer, Obstacle
 from quantlab.formats.roles import broken, check_dtype, check_rank, check_scales, check_shape, layers_by_role
@@ -72,7 +73,7 @@ class Gptq:
         version = stated_version(config, facts.path)
         by_word = written_by_gptqmodel(config)
         grouped = layers_by_role(facts, SUFFIXES, ("zeros", "scales"), anchor="codes")
-        return [gptq_layer(name, found, config, version, by_word=by_word) for name, found in grouped.items()]
+        return [gptq_layer(name, found, facts, version, by_word=by_word) for name, found in grouped.items()]
 
     def decode(self, layer: Layer, tensors: Mapping[str, torch.Tensor]) -> QuantizedTensor:
         """Take a layer apart; its codes stay in their words."""
@@ -119,13 +120,14 @@ class Gptq:
 
 
 def gptq_layer(
-    name: str, found: Mapping[str, TensorInfo], config: Mapping[str, Any], version: int, *, by_word: bool
+    name: str, found: Mapping[str, TensorInfo], facts: CheckpointFacts, version: int, *, by_word: bool
 ) -> Layer:
     """Check a layer's headers and describe it.
 
     Raises:
         CheckpointError: shapes or dtypes that do not belong together.
     """
+    config = facts.quantization_config or {}
     codes, zeros, scales = found["codes"], found["zeros"], found["scales"]
     check_dtype(codes, ("I32",))
     check_dtype(zeros, ("I32",))
@@ -152,7 +154,7 @@ def gptq_layer(
         scheme,
         (out, columns),
         f"{name}.weight",
-        {"version": version, "by_word": by_word},
+        {"version": version, "by_word": by_word, **options(facts)},
     )
 
 
@@ -205,6 +207,7 @@ def decode_gptq(layer: Layer, tensors: Mapping[str, torch.Tensor]) -> QuantizedT
         scales,
         zeros=zeros,
         group_map=_group_map(layer, tensors, scales.shape[1], columns),
+        dtype=dense_dtype(layer, scales),
         doubts=doubts,
     )
 
