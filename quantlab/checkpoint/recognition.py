@@ -81,6 +81,7 @@ def recognise(config: Mapping[str, Any], companions: Mapping[str, Mapping[str, A
         reading = SCHEME_READERS[str(form["reader"])](source)
         findings += [*reading.findings, *_placement(form, where, block)]
         findings += contradictions(form, source, reading, where)
+        findings += _foreign(form, companions, where)
         return Recognition(
             format=reading.format or str(form["id"]),
             scheme=reading.scheme,
@@ -117,7 +118,7 @@ def _present(block: Mapping[str, Any], dotted: str) -> bool:
     value: Any = block
     for key in dotted.split("."):
         value = mapping(value).get(key)
-    return value is not None and value is not False
+    return value is not None
 
 
 def _candidates(
@@ -129,6 +130,9 @@ def _candidates(
         for name, place in places:
             yield f"config.json: {name + '.' if name else ''}{key}", mapping(place.get(key))
     yield "config.json: quantization", mapping(config.get("quantization"))
+    named = text(config.get("quantize"))
+    if named:
+        yield "config.json: quantize", {"model_quant_type": named.upper()}
     for name, content in companions.items():
         if name == "params.json":
             yield f"{name}: quantization", mapping(content.get("quantization"))
@@ -171,12 +175,23 @@ def _placement(form: Mapping[str, Any], where: str, block: Mapping[str, Any]) ->
             "companion-only", "info", where, "config.json does not say that the checkpoint is quantized",
             "add quantization_config with quant_method to config.json for loaders that read only that",
         )  # fmt: skip
-    elif text(block.get("quant_method")) is None and not form.get("top_level"):
+    elif text(block.get("quant_method")) is None and where.endswith("quantization_config"):
         loads = "transformers" in strings(form.get("read_by"))
         yield Finding(
             "missing-quant-method", "error" if loads else "warning", where, "quant_method is missing",
             f'add "quant_method": "{strings(form.get("quant_methods"))[0]}"' if form.get("quant_methods") else None,
         )  # fmt: skip
+
+
+def _foreign(form: Mapping[str, Any], companions: Mapping[str, Mapping[str, Any]], where: str) -> Iterator[Finding]:
+    """A companion that belongs to another format: engines differ in which of the two they follow."""
+    for name, content in companions.items():
+        other = None if where.startswith(name) or name == "params.json" else format_of(content, name)
+        if other is not None and other["id"] != form["id"] and name not in strings(form.get("companions")):
+            yield Finding(
+                "companion-contradicts", "warning", name, f"{name} is of format {other['id']}, {where} of {form['id']}",
+                "keep the one that fits the tensors and delete the other",
+            )  # fmt: skip
 
 
 def _unrecognised(

@@ -15,7 +15,11 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 def check(opened: Opened) -> Iterator[Finding]:
     """Compare vocabulary, hidden size and number of layers."""
     shape, facts = opened.facts.architecture, opened.facts
-    if not opened.headers or facts.format == "gguf" or not opened.listing.config:
+    if not opened.headers or facts.format in {"gguf", "adapter"}:
+        return
+    if not opened.listing.config:
+        message = "there is no config.json beside the weights"
+        yield Finding("config-missing", "error", "config.json", message, "download it from where the weights are from")
         return
     for name, tensor in opened.layout.dense.items():
         if not _EMBEDDING.search(name) or len(tensor.shape) != 2 or "visual" in name or "vision" in name:

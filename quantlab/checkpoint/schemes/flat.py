@@ -18,7 +18,7 @@ from typing import Any
 from quantlab.checkpoint.facts import ActivationScheme, Finding, Scheme, SchemeGroup, WeightScheme
 from quantlab.checkpoint.schemes.interface import Reading, Source
 from quantlab.checkpoint.schemes.numbers import combine, exact_dtype
-from quantlab.checkpoint.values import boolean, first, integer, mapping, number, strings, text
+from quantlab.checkpoint.values import boolean, first, integer, integers, mapping, number, strings, text
 
 
 def read(source: Source) -> Reading:
@@ -68,7 +68,10 @@ def weight_scheme(form: Mapping[str, Any], block: Mapping[str, Any]) -> WeightSc
     )
     if scheme.granularity is None:
         scheme = replace(scheme, granularity=_granularity(group), group_size=_whole_rows(group, form))
-    elif scheme.granularity in {"group", "block"} and scheme.group_size is None:
+    elif scheme.granularity == "block":
+        block_size = integers(first(block, strings(keys.get("block")))) or integers(scheme.group_size)
+        scheme = replace(scheme, group_size=(block_size[0], block_size[1]) if len(block_size) == 2 else None)
+    elif scheme.granularity == "group" and scheme.group_size is None:
         scheme = replace(scheme, group_size=group)
     return scheme if scheme.dtype else replace(scheme, dtype=exact_dtype(scheme.bits, scheme.type))
 

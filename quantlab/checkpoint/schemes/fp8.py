@@ -27,7 +27,8 @@ def read(source: Source) -> Reading:
     dense = SchemeGroup(_weights(source, findings), ("Linear",), _activations(source))
     experts = _experts(source, findings)
     groups = [dense, *experts]
-    kv_cache = kv_cache_scheme(source.block.get("kv_cache_quant_algo") or source.block.get("kv_cache_scheme"))
+    cache = source.block.get("kv_cache_quant_algo") or source.block.get("kv_cache_scheme")
+    kv_cache = kv_cache_scheme("fp8" if cache == "static" else cache)
     scheme = combine(groups, main=1 if experts else 0, kv_cache=kv_cache)
     return Reading(scheme, ignore=ignore_list(source.format, source.block), findings=tuple(findings))
 

@@ -8,7 +8,7 @@ in the manner of compressed-tensors (NVIDIA/Model-Optimizer: modelopt/torch/expo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quantlab.checkpoint.facts import ActivationScheme, Finding, SchemeGroup, WeightScheme
@@ -27,6 +27,7 @@ def read(source: Source) -> Reading:
     main = 0
     if groups:
         main = max(range(len(groups)), key=lambda index: len(groups[index].targets))
+        findings += _two_tables(block, groups)
     else:
         groups = _whole_model(source.format, block, findings)
     kv_cache = kv_cache_scheme(block.get("kv_cache_quant_algo"))
@@ -97,6 +98,28 @@ def algorithm_scheme(
     )
     activations = mapping(known.get("activations"))
     return scheme, ActivationScheme(**activations) if activations else None
+
+
+def _two_tables(block: Mapping[str, Any], groups: list[SchemeGroup]) -> Iterator[Finding]:
+    """``config_groups`` and ``quantized_layers`` of one file, compared layer by layer."""
+    by_layer = {name: group for group in groups for name in group.targets}
+    for key, content in mapping(block.get("config_groups")).items():
+        activations = activation_arguments(mapping(content).get("input_activations"))
+        weights = weight_arguments(mapping(content).get("weights"))
+        for target in strings(mapping(content).get("targets")):
+            other = by_layer.get(target)
+            if other is None or weights is None:
+                continue
+            ours, theirs = _digits(weights, activations), _digits(other.weights, other.activations)
+            if ours != theirs:
+                message = f"{target}: config_groups.{key} says {ours}, quantized_layers says {theirs}"
+                yield Finding("contradiction", "warning", f"quantization_config.config_groups.{key}", message,
+                              "engines differ in which of the two they read")  # fmt: skip
+                break
+
+
+def _digits(weights: WeightScheme, activations: ActivationScheme | None) -> str:
+    return f"W{weights.bits}A{activations.bits if activations else 16}"
 
 
 def _size(value: object) -> tuple[int, int] | None:

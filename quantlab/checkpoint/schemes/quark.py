@@ -98,7 +98,12 @@ def _dtype(stage: Mapping[str, Any]) -> str | None:
 
 def _kv_cache(block: Mapping[str, Any]) -> KvCacheScheme | None:
     """The KV cache is the output of the key and value projections."""
-    for content in mapping(block.get("kv_cache_quant_config")).values():
+    projections = [
+        content
+        for name, content in mapping(block.get("layer_quant_config")).items()
+        if any(part in str(name) for part in ("k_proj", "v_proj", "kv_proj", "qkv_proj"))
+    ]
+    for content in (*mapping(block.get("kv_cache_quant_config")).values(), *projections):
         stages = _stages(mapping(content).get("output_tensors"))
         found = number_type(_dtype(stages[-1])) if stages else None
         if found is not None:
