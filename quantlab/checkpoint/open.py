@@ -73,7 +73,8 @@ def open_checkpoint(
     try:
         exists = path.exists()
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{str(target)[:200]!r} is no path: {error}") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"{str(target)[:200]!r} is no path: {reason}") from error
     if exists:
         return _local(path, headers=headers)
     name = str(target)
@@ -147,6 +148,8 @@ def assemble(path: str, listing: Listing, headers: Mapping[str, Header], folder:
     form = "adapter" if listing.adapter else recognition.format
     layout = arrange(tensors, form, recognition.scheme)
     scheme = refine(recognition.scheme, layout, form)
+    if scheme != recognition.scheme:
+        layout = arrange(tensors, form, scheme)
     storage = number(read_section("formats").get(form.partition("/")[0], {}).get("storage_bits"))
     parameters, sizes = measure(layout, scheme, storage) if tensors else _stated(listing)
     facts = CheckpointFacts(

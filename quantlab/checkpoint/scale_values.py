@@ -154,7 +154,8 @@ def _from_bf16(stored: NDArray[np.generic]) -> Floats:
 
 def _from_e8m0(stored: NDArray[np.generic]) -> Floats:
     """2^(s-127); 255 is NaN, and 2^-127 is a float32 subnormal."""
-    values = np.ldexp(np.float32(1), stored.astype(np.int32) - 127).astype(np.float32)
+    values = (stored.astype(np.uint32) << 23).view(np.float32)
+    values[stored == 0] = 2.0**-127
     values[stored == 255] = np.nan
     return values
 
