@@ -121,6 +121,19 @@ class Machine:
         return tuple(device for device in self.devices if device.vendor != "cpu")
 
     @property
+    def vendors(self) -> frozenset[str]:
+        """Return the vendors of the accelerators."""
+        return frozenset(device.vendor for device in self.accelerators)
+
+    @property
+    def backend(self) -> str:
+        """Return the stack that reads the visible-device variables here: torch's build, else the gpus' own."""
+        if self.torch is not None and self.torch.kind != "cpu":
+            return self.torch.kind
+        own = {"amd": "rocm", "nvidia": "cuda", "intel": "xpu", "apple": "mps"}
+        return own.get(self.accelerators[0].vendor, "cpu") if self.accelerators else "cpu"
+
+    @property
     def main_device(self) -> Device:
         """Return what ``--gpu local`` means: the first accelerator, or the processor."""
         return self.devices[0]

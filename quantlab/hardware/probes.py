@@ -143,7 +143,7 @@ def _rocm_tools() -> list[Device]:
     told = _say("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json")
     with contextlib.suppress(ValueError, TypeError):
         cards: dict[str, dict[str, str]] = json.loads(told or "{}")
-        found = []
+        found: list[Device] = []
         for name, card in sorted(cards.items()):
             if name.startswith("card"):
                 arch = card.get("GFX Version")

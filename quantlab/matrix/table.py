@@ -6,7 +6,7 @@ release of the engine, with the limits of the statement that decided as its foot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from quantlab.matrix.model import Division, Statement
 from quantlab.matrix.query import Query, answer
 from quantlab.matrix.question import engine_id
 from quantlab.matrix.subject import from_words
+from quantlab.matrix.versions import read_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ def build_table(
     engines: Sequence[str] = (),
     gpus: Sequence[str] = (),
     backends: Sequence[str] = (),
+    versions: Mapping[str, str] | None = None,
 ) -> Table:
     """Ask every cell.
 
@@ -95,6 +97,7 @@ def build_table(
         engines: engine names; the main engines by default.
         gpus: architecture ids, products or groups; all gpus of ``backends`` by default.
         backends: backends whose gpus are shown; all by default.
+        versions: installed packages and versions; the newest releases by default.
 
     Raises:
         UnknownNameError: a name that the data does not know.
@@ -104,8 +107,13 @@ def build_table(
     chosen_gpus = _gpus(data, gpus, backends)
     statements = {statement.id: statement for statement in data.statements}
     facts = {method: from_words({"method": method}) for method in chosen_methods}
+    read = {
+        name: read_version(text, data.packages[name]) if name in data.packages else read_version(text)
+        for name, text in (versions or {}).items()
+    }
+    known = {name: version for name, version in read.items() if version is not None}
     cells = tuple(
-        _cell(data, statements, Query(facts[method], engine.id, (gpu,)), method)
+        _cell(data, statements, Query(facts[method], engine.id, (gpu,), versions=known), method)
         for engine in chosen_engines
         for method in chosen_methods
         for gpu in chosen_gpus
