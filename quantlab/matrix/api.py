@@ -18,7 +18,7 @@ from quantlab.matrix.model import OPERATIONS, Statement, Verdict
 from quantlab.matrix.query import Query, answer
 from quantlab.matrix.question import engine_id, package_name, read_question
 from quantlab.matrix.subject import Facts, complete, from_checkpoint
-from quantlab.matrix.versions import Version, read_version
+from quantlab.matrix.versions import History, Version, read_version
 from quantlab.matrix.wayout import with_way_out
 
 _BEST = ("works", "works-with-fallback", "silent-wrong-result", "fails", "unknown")
@@ -141,7 +141,7 @@ def _read_versions(words: Mapping[str, str], data: MatrixData) -> dict[str, Vers
     found = {}
     for name, text in words.items():
         package = package_name(name)
-        version = read_version(text, data.packages.get(package, ()))
+        version = read_version(text, data.packages.get(package, History()))
         if version is None:
             raise UsageError(f"{text!r} is not a version of {name}", hint="--with vllm=0.33.0")
         found[package] = version

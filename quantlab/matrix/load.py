@@ -30,7 +30,7 @@ from quantlab.matrix.model import (
     Test,
     When,
 )
-from quantlab.matrix.versions import Range, Release, parse_range
+from quantlab.matrix.versions import History, Range, Release, parse_range
 
 _KEYS = {
     "id", "engine", "when", "outcome", "mode", "kernel", "reason", "fix", "limits", "divides", "requires",
@@ -49,7 +49,10 @@ class Engine:
         package: distribution whose version counts, or None.
         aliases: other names.
         releases: known releases, oldest first.
+        pulls: dates of some pull requests, ascending.
         main: listed when a question names no engine.
+        url: its home page.
+        follows: engine that it is built on, whose statements hold where none of its own does.
     """
 
     id: str
@@ -58,8 +61,10 @@ class Engine:
     package: str | None = None
     aliases: tuple[str, ...] = ()
     releases: tuple[Release, ...] = ()
+    pulls: tuple[tuple[int, str], ...] = ()
     main: bool = False
     url: str | None = None
+    follows: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class MatrixData:
     methods: Mapping[str, Mapping[str, Any]]
     words: Mapping[str, Any]
     by_engine: Mapping[str, tuple[Statement, ...]] = field(default_factory=dict)
-    packages: Mapping[str, tuple[Release, ...]] = field(default_factory=dict)
+    packages: Mapping[str, History] = field(default_factory=dict)
 
     def statements_for(self, engine: str) -> tuple[Statement, ...]:
         """Return the statements that speak of an engine, or of all, best first."""
@@ -93,7 +98,9 @@ def load(folder: Path | None = None) -> MatrixData:
     for file, content in read_section("support", folder=folder).items():
         statements.extend(_file(file, content, engines, gpus, known))
     _unique(statements)
-    packages = {engine.package: engine.releases for engine in engines.values() if engine.package and engine.releases}
+    packages = {
+        engine.package: History(engine.releases, engine.pulls) for engine in engines.values() if engine.package and engine.releases
+    }
     methods = read_section("methods", folder=folder)
     words = read_section("words", folder=folder)["words"]
     ordered = tuple(sorted(statements, key=lambda item: item.rank, reverse=True))
@@ -109,10 +116,12 @@ def read_sources(folder: Path | None = None) -> dict[str, Mapping[str, Any]]:
 
 
 def _index(statements: tuple[Statement, ...], engines: Mapping[str, Engine]) -> dict[str, tuple[Statement, ...]]:
-    return {
+    own = {
         engine: tuple(item for item in statements if engine in item.engines or "any" in item.engines)
         for engine in (*engines, "any")
     }
+    followed = {name: own.get(engine.follows or "", ()) for name, engine in engines.items()}
+    return {name: found + tuple(item for item in followed.get(name, ()) if item not in found) for name, found in own.items()}
 
 
 def _unique(statements: list[Statement]) -> None:
@@ -132,8 +141,10 @@ def _engine(name: str, content: Mapping[str, Any]) -> Engine:
         package=content.get("package"),
         aliases=tuple(content.get("aliases") or ()),
         releases=releases,
+        pulls=tuple((int(item[0]), str(item[1])) for item in content.get("pulls") or ()),
         main=bool(content.get("main")),
         url=content.get("url"),
+        follows=content.get("follows"),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from quantlab.matrix.load import MatrixData, load
 from quantlab.matrix.model import Division, Scalar, Statement, Test, Verdict
-from quantlab.matrix.versions import MAIN, Version, point
+from quantlab.matrix.versions import MAIN, Version, parse_range, point
 
 _WORST = ("fails", "silent-wrong-result", "works-with-fallback", "works", "unknown")
 
@@ -109,13 +109,13 @@ def version_of(package: str, query: Query, data: MatrixData) -> Version | None:
     named = query.versions.get(package)
     if named is not None:
         return named
-    releases = data.packages.get(package)
-    return Version(releases[-1].version, point(releases[-1].version)) if releases else None
+    history = data.packages.get(package)
+    return Version(history.releases[-1].version, point(history.releases[-1].version)) if history else None
 
 
 def _verdict(statement: Statement, query: Query, gpu: str | None, engine: str) -> Verdict:
-    clash = _violated(statement, query.facts)
-    where = f" on {gpu}" if gpu is not None and statement.when.gpus is not None else ""
+    clash = _violated(statement, query.facts) or _too_old(statement, query)
+    where = f"on {gpu}" if gpu is not None and statement.when.gpus is not None else None
     if clash is not None:
         reason = f"{statement.kernel or engine} needs {clash}"
         return Verdict(
@@ -128,14 +128,15 @@ def _verdict(statement: Statement, query: Query, gpu: str | None, engine: str) -
     )  # fmt: skip
 
 
-def _reason(statement: Statement, query: Query, where: str) -> str:
+def _reason(statement: Statement, query: Query, where: str | None) -> str:
     """Name the rule and the values it was decided on."""
-    said = [f"{package} {text(query.versions[package])} is {accepted.text}"
+    said = [where] if where else []
+    said += [f"{package} {text(query.versions[package])} is {accepted.text}"
             for package, accepted in statement.when.versions.items() if package in query.versions]  # fmt: skip
     if statement.when.undivided is not None:
         clash = _clash(statement.when.undivided, query.facts)
         said += [clash] if clash else []
-    return f"{statement.reason}{where}" + (f" ({'; '.join(said)})" if said else "")
+    return statement.reason + (f" ({'; '.join(said)})" if said else "")
 
 
 def text(version: Version) -> str:
@@ -152,6 +153,15 @@ def _violated(statement: Statement, facts: Mapping[str, Scalar]) -> str | None:
         clash = _clash(division, facts)
         if clash is not None:
             return clash
+    return None
+
+
+def _too_old(statement: Statement, query: Query) -> str | None:
+    """Return the package that the question names in a version which the statement does not accept."""
+    for package, needed in statement.requires.items():
+        version = query.versions.get(package)
+        if version is not None and needed[:1] in "<>=" and version not in parse_range(needed):
+            return f"{package} {needed}, and it is {text(version)}"
     return None
 
 

@@ -13,7 +13,7 @@ from quantlab.matrix.load import MatrixData, load
 from quantlab.matrix.model import OPERATIONS
 from quantlab.matrix.query import Query
 from quantlab.matrix.subject import Facts, from_words
-from quantlab.matrix.versions import Version, read_version
+from quantlab.matrix.versions import History, Version, read_version
 
 _LONGEST = 200
 
@@ -108,7 +108,7 @@ def _versions(raw: Any, data: MatrixData) -> dict[str, Version]:
     found: dict[str, Version] = {}
     for name, value in raw.items() if isinstance(raw, Mapping) else ():
         package = package_name(str(name))
-        version = read_version(value, data.packages.get(package, ()))
+        version = read_version(value, data.packages.get(package, History()))
         if version is not None:
             found[package] = version
     return found

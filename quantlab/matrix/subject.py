@@ -251,6 +251,7 @@ def _apply_key(facts: Facts, rule: Mapping[str, Any], value: Any) -> None:
 
 def _add_plain_architecture(facts: Facts, architecture: Mapping[str, Any]) -> None:
     table = section("words")["architecture_keys"]
+    _add_projections(facts, architecture)
     for key, value in architecture.items():
         fact = table.get(key)
         if fact is None or isinstance(value, list | Mapping) or value is None or value is False:
@@ -260,6 +261,14 @@ def _add_plain_architecture(facts: Facts, architecture: Mapping[str, Any]) -> No
     for key in ("model", "impl", "_name_or_path"):
         if isinstance(architecture.get(key), str):
             _apply_model_name(facts, architecture[key])
+
+
+def _add_projections(facts: Facts, architecture: Mapping[str, Any]) -> None:
+    """Keep the worst-dividing sides of projections that a question lists, such as ``kv_a_proj: [7168, 576]``."""
+    sides = [size for value in architecture.values() if isinstance(value, list) and len(value) == 2 for size in value]
+    sizes = [size for size in sides if isinstance(size, int) and not isinstance(size, bool) and size > 0]
+    if sizes:
+        facts["projection_rows"] = min(sizes, key=lambda size: (size & -size, size))
 
 
 @lru_cache(maxsize=1)

@@ -31,6 +31,19 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class History:
+    """What is known of a package's past.
+
+    Attributes:
+        releases: oldest first.
+        pulls: (number, date) of some pull requests, to place ``main after #39612``; ascending.
+    """
+
+    releases: tuple[Release, ...] = ()
+    pulls: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Version:
     """One version that a query names.
 
@@ -109,18 +122,22 @@ def parse_range(text: str) -> Range:
     return Range(text, low, low_open, high, high_open)
 
 
-def read_version(text: object, releases: Sequence[Release] = ()) -> Version | None:
+def read_version(text: object, history: History = History()) -> Version | None:  # noqa: B008 - frozen
     """Read a version as people write it; None where it says nothing.
 
     Args:
         text: ``"0.8.5.post1+cu118"``, ``"~0.8.x"``, ``">=5.0"``, ``"<2026-03"``, ``"main 2026-06"``, ...
-        releases: of the package, oldest first; needed to place dates and bare words such as ``main``.
+        history: of the package; needed to place dates, pull requests and bare words such as ``main``.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
         text = str(text)
     if not isinstance(text, str) or not text.strip():
         return None
     words = text.strip()[:200]
+    releases = history.releases
+    pull = re.search(r"#(\d{1,7})", words)
+    if pull is not None:
+        return _at_pull(words, int(pull.group(1)), history)
     date = _DATE.search(words)
     if date is not None:
         return _dated(words, date, releases)
@@ -159,6 +176,15 @@ def _dated(words: str, date: re.Match[str], releases: Sequence[Release]) -> Vers
         return None
     newest = point(known[-1].version) if known else (0,)
     return Version(words, (*newest, *(0,) * (3 - len(newest)), MAIN), approximate=True)
+
+
+def _at_pull(words: str, number: int, history: History) -> Version | None:
+    """Place a pull request by the dates of its neighbours."""
+    dates = [date for known, date in history.pulls if known <= number]
+    if not dates:
+        return None
+    found = read_version(dates[-1], history)
+    return None if found is None else Version(words, found.point, approximate=True)
 
 
 def _named(words: str, releases: Sequence[Release]) -> Version | None:
