@@ -29,6 +29,10 @@ _FIRST_BYTES = 100_000
 _THREADS = 8
 
 
+class _OutOfReach(CheckpointError):
+    """No connection, as against an answer that refuses."""
+
+
 def open_hub(name: str, *, revision: str | None, token: str | bool | None, headers: bool) -> Opened:
     """Return the facts of a hub checkpoint.
 
@@ -47,9 +51,13 @@ def open_hub(name: str, *, revision: str | None, token: str | bool | None, heade
     asked = revision or named or None
     cached = _cached_snapshot(repository, asked)
     if cached is not None and (_offline() or (headers and _complete(cached))):
-        opened = open_checkpoint(cached, headers=headers)
-        return _renamed(opened, name)
-    found, commit = _guarded(name, lambda: _remote_listing(repository, asked, token))
+        return _renamed(open_checkpoint(cached, headers=headers), name)
+    try:
+        found, commit = _guarded(name, lambda: _remote_listing(repository, asked, token))
+    except _OutOfReach:
+        if cached is None:
+            raise
+        return _renamed(open_checkpoint(cached, headers=headers), name)
     heads: dict[str, Header] = {}
     if headers and not found.adapter:
         heads = _guarded(name, lambda: _headers(repository, commit, found, token))
@@ -98,7 +106,8 @@ def _remote_listing(repository: str, revision: str | None, token: str | bool | N
     documents: dict[str, dict[str, Any]] = {}
     for name in sizes:
         if wanted(name):
-            path = hf_hub_download(repository, name, revision=commit, token=token)
+            # Asked for by branch, so that the cache learns which commit the branch is, for later without network.
+            path = hf_hub_download(repository, name, revision=revision, token=token)
             documents[name] = read_json(Path(path))
     top = {name: size for name, size in sizes.items() if "/" not in name}
     found = listing(documents, top, repository)
@@ -153,7 +162,7 @@ def _guarded(name: str, work: Callable[[], Result]) -> Result:
     except errors.RepositoryNotFoundError as error:
         raise CheckpointError(f"there is no model {name} on the hub, or it is private", hint=_PRIVATE) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise CheckpointError(f"{name} is not in the cache and the hub is out of reach", hint=_ONLINE) from error
+        raise _OutOfReach(f"{name} is not in the cache and the hub is out of reach", hint=_ONLINE) from error
     except errors.HfHubHTTPError as error:
         raise CheckpointError(f"the hub refused {name}: {_first_line(error)}") from error
     except errors.HFValidationError as error:
@@ -162,7 +171,7 @@ def _guarded(name: str, work: Callable[[], Result]) -> Result:
         raise
     except Exception as error:
         if _is_network(error):
-            raise CheckpointError(f"the hub is out of reach: {_first_line(error)}", hint=_ONLINE) from error
+            raise _OutOfReach(f"the hub is out of reach: {_first_line(error)}", hint=_ONLINE) from error
         raise
 
 

@@ -16,7 +16,7 @@ def refine(scheme: Scheme, layout: Layout, form: str) -> Scheme:
     weights = scheme.weights
     if weights is None or scheme.mixed or not layout.layers:
         return scheme
-    if form in {"fp8", "fbgemm_fp8"} and weights.granularity in {"tensor", None}:
+    if form in {"fp8", "fp8-fnuz", "fbgemm_fp8"} and weights.granularity in {"tensor", None}:
         weights = _fp8(weights, layout)
     if form == "mlx" and weights.bits is None and isinstance(weights.group_size, int):
         weights = replace(weights, bits=_affine_bits(layout, weights.group_size))

@@ -166,6 +166,7 @@ _JUDGES: dict[str, Judge] = {
     "compressed-tensors": _packed,
     "modelopt": _packed,
     "fp8": _fp8,
+    "fp8-fnuz": _fp8,
     "fbgemm_fp8": _fp8,
     "mxfp4": _microscaled,
 }

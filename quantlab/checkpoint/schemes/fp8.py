@@ -30,7 +30,8 @@ def read(source: Source) -> Reading:
     cache = source.block.get("kv_cache_quant_algo") or source.block.get("kv_cache_scheme")
     kv_cache = kv_cache_scheme("fp8" if cache == "static" else cache)
     scheme = combine(groups, main=1 if experts else 0, kv_cache=kv_cache)
-    return Reading(scheme, ignore=ignore_list(source.format, source.block), findings=tuple(findings))
+    form = "fp8-fnuz" if dense.weights.dtype == "float8_e4m3fnuz" else None
+    return Reading(scheme, form, ignore_list(source.format, source.block), tuple(findings))
 
 
 def _weights(source: Source, findings: list[Finding]) -> WeightScheme:
