@@ -12,7 +12,7 @@ from quantlab.checkpoint.facts import CheckpointFacts, TensorInfo
 from quantlab.conversion.edges import Edge, Exactness, find_edge
 from quantlab.conversion.jobs import Action, Job, LayerPlan, Plan, ShardPlan
 from quantlab.conversion.presets import Preset, dense_patterns, fused_names, table_patterns
-from quantlab.conversion.target import DENSE, Target, decide
+from quantlab.conversion.target import DENSE, Target, check_readable, decide
 from quantlab.errors import CheckpointError, ConversionRefused
 from quantlab.formats import FORMATS
 from quantlab.formats.interface import Layer
@@ -50,6 +50,7 @@ def make_plan(
     """
     if not facts.tensors:
         raise CheckpointError(f"{facts.path} has no weights in safetensors files", hint="fetch them first")
+    check_readable(facts)
     layers = [] if facts.format == DENSE else FORMATS[facts.format].layers(facts)
     target = decide(facts, layers, preset, to_format, requantize=requantize)
     edge = _edge(facts, target)

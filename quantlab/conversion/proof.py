@@ -2,9 +2,9 @@
 
 What is compared follows the class that was promised:
 
-- ``identical``: codes, scales and zero points as bytes, and the float32 decode bit for bit;
+- ``identical``: codes and zero points as bytes, scales as float32 numbers, the float32 decode bit for bit;
 - ``exact-value``: the float32 decode as numbers;
-- ``rescaled``: codes and scales as bytes, the decode within the edge's bound;
+- ``rescaled``: codes and scales as above, the decode within the edge's bound;
 - ``rounded``: the dense output is the source's decode, rounded once;
 - ``requantize``: every element lies within its rounding step of the source; the relative error is measured.
 
@@ -241,13 +241,18 @@ def _same_parts(name: str, before: QuantizedTensor, after: QuantizedTensor) -> N
     """Refuse unless codes, scales, zero points and group maps are the same bytes."""
     if not _same_bits(dense_codes(before), dense_codes(after)):
         raise _broken(name, "has other codes")
-    if not _same_bits(before.scales, after.scales):
+    if not _same_bits(_numbers(before.scales), _numbers(after.scales)):
         raise _broken(name, f"has other scales ({before.scales.dtype} {list(before.scales.shape)} before, "
                             f"{after.scales.dtype} {list(after.scales.shape)} after)")  # fmt: skip
     if not torch.equal(_zeros(before), _zeros(after)):
         raise _broken(name, "has other zero points")
     if not torch.equal(_groups(before), _groups(after)):
         raise _broken(name, "has its columns in other groups")
+
+
+def _numbers(scales: torch.Tensor) -> torch.Tensor:
+    """Widen scales to float32, which is exact, so that equal numbers in two dtypes compare equal."""
+    return scales if scales.dtype == torch.uint8 else scales.float()
 
 
 def _zeros(weight: QuantizedTensor) -> torch.Tensor:

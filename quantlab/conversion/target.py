@@ -46,14 +46,10 @@ def decide(
     Raises:
         UsageError: neither is given, or they cannot be meant for this source.
         ConversionRefused: the numbers would change and ``requantize`` is false.
-        CheckpointError: the source's format is not known.
     """
-    dense = facts.format == DENSE
-    if not dense and facts.format not in FORMATS:
-        raise CheckpointError(f"no way to read the format {facts.format!r} of {facts.path}", hint="quantlab inspect it")
     if preset is None:
         return _format_alone(facts, layers, to_format)
-    if dense:
+    if facts.format == DENSE:
         return _from_dense(preset, to_format)
     if preset.format == DENSE:
         return Target("dequantize", preset, DENSE)
@@ -68,7 +64,23 @@ def decide(
     have, wanted = _words(schemes), _words({preset.weights})
     raise ConversionRefused(
         f"{facts.path} holds {have}, and {preset.name} is {wanted}: the numbers would change",
-        hint=f"--to-format {format_id} keeps the numbers; --requantize changes them and measures the error",
+        hint=f"{_exact_way(preset, layers)}--requantize changes them and measures the error",
+    )
+
+
+def check_readable(facts: CheckpointFacts) -> None:
+    """Refuse a source whose format no codec reads.
+
+    Raises:
+        CheckpointError: names the format, and the config's own word for it.
+    """
+    if facts.format in FORMATS:
+        return
+    method = (facts.quantization_config or {}).get("quant_method")
+    own = f" (quant_method {method!r:.80})" if method and method != facts.format else ""
+    raise CheckpointError(
+        f"{facts.path} has the format {facts.format!r}{own}, which cannot be read",
+        hint=f"readable are {', '.join(FORMATS)}",
     )
 
 
@@ -125,6 +137,14 @@ def _from_dense(preset: Preset, to_format: str | None) -> Target:
         raise UsageError(f"{preset.name} only repacks, and the source is dense", hint="name a preset that quantizes")
     format_id = resolve_format(to_format or preset.format, [preset.weights])
     return Target("quantize", replace(preset, format=format_id), format_id)
+
+
+def _exact_way(preset: Preset, layers: Sequence[Layer]) -> str:
+    """Return the hint that keeps the numbers in the family of formats that was asked for, if there is one."""
+    family = preset.format.partition("/")[0]
+    if family == preset.format:
+        return ""
+    return f"--to-format {resolve_format(family, [layer.format for layer in layers])} keeps the numbers; "
 
 
 def _words(schemes: set[WeightFormat]) -> str:

@@ -11,7 +11,7 @@ from quantlab.conversion.jobs import Job, LayerPlan, Plan
 from quantlab.conversion.source import TensorSource
 from quantlab.errors import ConversionRefused
 from quantlab.formats import FORMATS
-from quantlab.formats.interface import FormatCodec, Layer
+from quantlab.formats.interface import FormatCodec, Layer, Obstacle
 from quantlab.tensors.clipping import Clip
 from quantlab.tensors.dequantize import dequantize
 from quantlab.tensors.quantize import largest, quantize
@@ -103,6 +103,8 @@ class Workshop:
 
     def _multiplied_out(self, layer: LayerPlan) -> torch.Tensor:
         weight = self.decoded(layer)
+        if not self._plan.requantize:
+            self._refuse_doubt(layer, weight)
         return dequantize(weight, getattr(torch, self._plan.preset.dtype or weight.dtype))
 
     def _quantize(self, job: Job, made: Made) -> None:
@@ -126,7 +128,7 @@ class Workshop:
     def _repack(self, layer: LayerPlan, made: Made) -> None:
         weight = self.decoded(layer)
         if layer.target == weight.format:
-            reason = self._writer.obstacle(weight)
+            reason = self._writer.obstacle(weight) or _doubt(weight)
             if reason is None:
                 made.tensors.update(self._writer.encode(layer.name, weight))
                 return
@@ -150,13 +152,25 @@ class Workshop:
         self._refuse(layer, again)
         return again
 
+    def _refuse_doubt(self, layer: LayerPlan, weight: QuantizedTensor) -> None:
+        doubt = _doubt(weight)
+        if doubt is not None:
+            raise ConversionRefused(f"{layer.name} ({doubt.rule}): {doubt.reason}", hint=doubt.fix)
+
     def _refuse(self, layer: LayerPlan, weight: QuantizedTensor) -> None:
-        obstacle = self._writer.obstacle(weight)
+        obstacle = self._writer.obstacle(weight) or (None if self._plan.requantize else _doubt(weight))
         if obstacle is None:
             return
         can_change = self._plan.case == "repack" and not self._plan.requantize
         hint = "--requantize changes the numbers and measures the error" if can_change else obstacle.fix
         raise ConversionRefused(f"{layer.name} ({obstacle.rule}): {obstacle.reason}", hint=hint)
+
+
+def _doubt(weight: QuantizedTensor) -> Obstacle | None:
+    """Return what the source leaves ambiguous as an obstacle to an exact conversion."""
+    if not weight.doubts:
+        return None
+    return Obstacle("ambiguous", "; ".join(weight.doubts), "--requantize takes the likelier reading")
 
 
 def decode_layer(codec: FormatCodec, layer: Layer, source: TensorSource, device: str = "cpu") -> QuantizedTensor:
