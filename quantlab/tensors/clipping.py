@@ -14,6 +14,7 @@ import torch
 
 from quantlab.tensors import scales as scale_rules
 from quantlab.tensors.floats import E2M1_VALUES, e2m1_codes, look_up
+from quantlab.tensors.grouping import Groups
 from quantlab.tensors.number_types import FP4_E2M1
 from quantlab.tensors.quantized import WeightFormat
 
@@ -35,17 +36,25 @@ class Clip:
     power: float = 2.4
 
 
-def clipped_range(groups: torch.Tensor, scheme: WeightFormat, clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
+def clipped_range(groups: Groups, clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
     """Return lowest and highest value to represent for each group.
 
     Args:
-        groups: ``(rows, groups, size)`` weights.
-        scheme: what they will be rounded to.
+        groups: a matrix and what it will be rounded to.
         clip: the search.
 
     Returns:
-        Two tensors ``(rows, groups)`` in the dtype of the weights.
+        Two tensors shaped as ``groups.largest()``.
     """
+    tiles = groups.tiles()
+    if groups.scheme.scale_type == "float32":
+        tiles = tiles.float()
+    low, high = _search(tiles, groups.scheme, clip)
+    return groups.like_largest(low), groups.like_largest(high)
+
+
+def _search(groups: torch.Tensor, scheme: WeightFormat, clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
+    """Search ``(rows, groups, size)`` weights; return two tensors ``(rows, groups)``."""
     low, high = groups.amin(-1), groups.amax(-1)
     best = torch.full_like(low, torch.finfo(low.dtype).max)
     best_low, best_high = low.clone(), high.clone()

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import torch
 
+INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
+"""Integer dtype of the same width, in which the bits of a float can be worked on."""
+
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Value of each e2m1 code."""
 
@@ -52,7 +55,7 @@ def e2m1_codes(values: torch.Tensor) -> torch.Tensor:
     itself becomes code 0, as in compressed-tensors (quantization/utils/fp4_utils.py, ``cast_to_fp4``).
 
     Args:
-        values: any float dtype.
+        values: bfloat16, float16 or float32.
 
     Returns:
         ``uint8`` codes 0 to 15 of the same shape.
@@ -61,8 +64,9 @@ def e2m1_codes(values: torch.Tensor) -> torch.Tensor:
     codes = torch.round(size * 2)
     torch.minimum(codes, torch.round(size).add_(2), out=codes)
     torch.minimum(codes, torch.round(size.mul_(0.5)).add_(4), out=codes)
-    codes.clamp_(max=7)
-    return codes.to(torch.uint8).add_((values < 0).to(torch.uint8), alpha=8)
+    bits = values.view(INTEGERS[values.dtype])
+    negative = (bits & (bits - 1)) >> (8 * bits.element_size() - 1)  # all ones below zero, none at minus zero
+    return codes.clamp_(max=7).to(bits.dtype).bitwise_or_(negative.bitwise_and_(8)).to(torch.uint8)
 
 
 def from_e8m0(exponents: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ same bytes: one pass for the magnitudes, one division, the cast.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,11 +16,9 @@ from quantlab.errors import ConversionRefused, UsageError
 from quantlab.tensors import scales as scale_rules
 from quantlab.tensors.clipping import Clip, clipped_range
 from quantlab.tensors.floats import e2m1_codes
+from quantlab.tensors.grouping import Groups, grouped
 from quantlab.tensors.number_types import FP4_E2M1, FP8_E4M3FN
 from quantlab.tensors.quantized import QuantizedTensor, WeightFormat
-
-_CHUNK = 1 << 20
-"""Elements that are worked on at once."""
 
 
 def quantize(
@@ -70,7 +68,7 @@ def largest(weight: torch.Tensor, scheme: WeightFormat, clip: Clip | None = None
     if clip is None:
         return scale_rules.absmax(weight)
     parts = weight if weight.ndim == 3 else [weight]
-    return torch.stack([_top(_grouped(part, scheme), scheme, clip).amax() for part in parts]).amax()
+    return torch.stack([_top(grouped(part, scheme), clip).amax() for part in parts]).amax()
 
 
 def check_scheme(scheme: WeightFormat) -> None:
@@ -122,129 +120,89 @@ def _matrix(
     weight: torch.Tensor, scheme: WeightFormat, divisor: torch.Tensor | None, clip: Clip | None, name: str
 ) -> QuantizedTensor:
     """Quantize one matrix."""
-    dtype = str(weight.dtype).removeprefix("torch.")
-    if scheme.scale_type == "float32":
-        weight = weight.float()
-    groups = _grouped(weight, scheme)
+    groups = grouped(weight, scheme)
     if scheme.scale_type == "float8_e4m3fn" and divisor is None:
-        divisor = scale_rules.global_scale_divisor(_top(groups, scheme, clip).amax())
-    result = _from_groups(groups, weight, scheme, divisor, clip)
+        divisor = scale_rules.global_scale_divisor(_top(groups, clip).amax())
+    scaling = _scaling(groups, divisor, clip)
+    codes = groups.matrix(_round(groups, scaling))
+    result = QuantizedTensor(
+        scheme,
+        groups.shape,
+        codes,
+        groups.scale_grid(scaling.scales),
+        zeros=None if scaling.zeros is None else groups.scale_grid(scaling.zeros.to(torch.int16)),
+        global_scale=None if scaling.stored is None else 1.0 / scaling.stored,
+        global_scale_stored=scaling.stored,
+        global_scale_inverse=scaling.stored is not None,
+        scale_rule="e8m0" if scheme.scale_type == "e8m0" else "linear",
+        dtype=str(weight.dtype).removeprefix("torch."),
+    )
     if not _usable(result):
         raise ConversionRefused(f"{name} holds NaN, infinity or values beyond the range of its scales")
-    return replace(result, dtype=dtype)
-
-
-def _from_groups(
-    groups: torch.Tensor,
-    weight: torch.Tensor,
-    scheme: WeightFormat,
-    divisor: torch.Tensor | None,
-    clip: Clip | None,
-) -> QuantizedTensor:
-    """Compute scales of ``(rows, groups, size)`` views and round to them."""
-    shape = (weight.shape[0], weight.shape[1])
-    number, kind = scheme.number, scheme.scale_type
-    rule, zeros, stored = "linear", None, None
-    if not scheme.symmetric:
-        low, high = clipped_range(groups, scheme, clip) if clip else torch.aminmax(groups, dim=-1)
-        scales, zeros = scale_rules.asymmetric_scales(low, high, number)
-        divisors = scales
-    else:
-        top = _top(groups, scheme, clip)
-        if kind == "e8m0":
-            scales, rule = scale_rules.mx_exponents(top, number), "e8m0"
-            divisors = scale_rules.mx_scales(scales, weight.dtype)
-        elif kind == "float8_e4m3fn":
-            assert divisor is not None
-            stored = divisor.to(weight.device)
-            scales = scale_rules.nvfp4_scales(top, stored)
-            divisors = scales.to(weight.dtype) / stored
-        else:
-            scales = divisors = scale_rules.symmetric_scales(top, number)
-    codes = _round(groups, divisors.unsqueeze(-1), zeros, scheme)
-    return QuantizedTensor(
-        scheme,
-        shape,
-        _ungrouped(codes, shape, scheme),
-        scales.reshape(_scale_shape(shape, scheme)),
-        zeros=None if zeros is None else zeros.to(torch.int16),
-        global_scale=None if stored is None else 1.0 / stored,
-        global_scale_stored=stored,
-        global_scale_inverse=stored is not None,
-        scale_rule="e8m0" if rule == "e8m0" else "linear",
-    )
-
-
-def _grouped(weight: torch.Tensor, scheme: WeightFormat) -> torch.Tensor:
-    """View a matrix as ``(rows, groups, size)``: what shares a scale lies along the last axis."""
-    rows, columns = weight.shape
-    match scheme.granularity:
-        case "tensor":
-            return (
-                weight.reshape(1, 1, rows * columns) if weight.is_contiguous() else weight.contiguous().view(1, 1, -1)
-            )
-        case "channel":
-            return weight.unsqueeze(1)
-        case "group":
-            return weight.reshape(rows, -1, scheme.group_size or columns)
-        case "block":
-            high, wide = scheme.block or (128, 128)
-            padded = torch.nn.functional.pad(weight, (0, -columns % wide, 0, -rows % high))
-            tiles = padded.view(-1, high, padded.shape[1] // wide, wide).transpose(1, 2)
-            return tiles.reshape(tiles.shape[0], tiles.shape[1], high * wide)
-
-
-def _ungrouped(codes: torch.Tensor, shape: tuple[int, int], scheme: WeightFormat) -> torch.Tensor:
-    """Bring codes of ``(rows, groups, size)`` back to ``(out, in)``."""
-    if scheme.granularity != "block":
-        return codes.view(shape)
-    high, wide = scheme.block or (128, 128)
-    tiles = codes.view(codes.shape[0], codes.shape[1], high, wide).view(torch.uint8).transpose(1, 2)
-    matrix = tiles.reshape(codes.shape[0] * high, codes.shape[1] * wide)
-    return matrix[: shape[0], : shape[1]].contiguous().view(codes.dtype)
-
-
-def _scale_shape(shape: tuple[int, int], scheme: WeightFormat) -> tuple[int, int]:
-    rows, columns = shape
-    match scheme.granularity:
-        case "tensor":
-            return 1, 1
-        case "channel":
-            return rows, 1
-        case "group":
-            return rows, columns // (scheme.group_size or columns)
-        case "block":
-            high, wide = scheme.block or (128, 128)
-            return -(-rows // high), -(-columns // wide)
-
-
-def _top(groups: torch.Tensor, scheme: WeightFormat, clip: Clip | None) -> torch.Tensor:
-    """Return the magnitude that each group's range ends at, ``(rows, groups)``."""
-    if clip is not None:
-        low, high = clipped_range(groups, scheme, clip)
-        return torch.maximum(low.abs(), high.abs())
-    result = torch.empty(groups.shape[:2], dtype=groups.dtype, device=groups.device)
-    for part in _parts(groups):
-        result[part] = scale_rules.absmax(groups[part], -1).squeeze(-1)
     return result
 
 
-def _round(
-    groups: torch.Tensor, divisors: torch.Tensor, zeros: torch.Tensor | None, scheme: WeightFormat
-) -> torch.Tensor:
-    """Divide, clamp and round; ``(rows, groups, size)`` in and out."""
-    number = scheme.number
+@dataclass(frozen=True)
+class _Scaling:
+    """What a matrix is divided by, and how the file says it; all shaped as ``Groups.largest``.
+
+    Attributes:
+        scales: as stored.
+        divisors: the numbers that elements are divided by.
+        zeros: zero points to add, or None.
+        stored: global divisor, or None.
+    """
+
+    scales: torch.Tensor
+    divisors: torch.Tensor
+    zeros: torch.Tensor | None = None
+    stored: torch.Tensor | None = None
+
+
+def _scaling(groups: Groups, divisor: torch.Tensor | None, clip: Clip | None) -> _Scaling:
+    """Compute the scales of all groups."""
+    scheme, dtype = groups.scheme, groups.values.dtype
+    if not scheme.symmetric:
+        low, high = clipped_range(groups, clip) if clip else groups.extremes()
+        scales, zeros = scale_rules.asymmetric_scales(low, high, scheme.number)
+        return _Scaling(scales, scales, zeros)
+    top = _top(groups, clip)
+    if scheme.scale_type == "e8m0":
+        exponents = scale_rules.mx_exponents(top, scheme.number)
+        return _Scaling(exponents, scale_rules.mx_scales(exponents, dtype))
+    if scheme.scale_type == "float8_e4m3fn":
+        assert divisor is not None
+        stored = divisor.to(top.device)
+        scales = scale_rules.nvfp4_scales(top, stored)
+        return _Scaling(scales, scales.to(dtype) / stored, stored=stored)
+    scales = scale_rules.symmetric_scales(top, scheme.number)
+    return _Scaling(scales, scales)
+
+
+def _top(groups: Groups, clip: Clip | None) -> torch.Tensor:
+    """Return the magnitude that each group's range ends at, in the dtype that scales are computed in."""
+    if clip is None:
+        top = groups.largest()
+    else:
+        low, high = clipped_range(groups, clip)
+        top = torch.maximum(low.abs(), high.abs())
+    return top.float() if groups.scheme.scale_type == "float32" else top
+
+
+def _round(groups: Groups, scaling: _Scaling) -> torch.Tensor:
+    """Divide, clamp and round to codes of the shape of ``groups.values``."""
+    number = groups.scheme.number
     code_dtype = {"int8": torch.int8, "uint8": torch.uint8}.get(number.torch_dtype, torch.float8_e4m3fn)
-    codes = torch.empty(groups.shape, dtype=code_dtype, device=groups.device)
-    tight = number.name == FP8_E4M3FN.name and not _may_exceed(divisors)
-    for part in _parts(groups):
-        scaled = groups[part] / divisors[part]
-        if zeros is not None:
-            scaled += zeros[part].unsqueeze(-1).to(groups.dtype)
+    codes = torch.empty(groups.values.shape, dtype=code_dtype, device=groups.values.device)
+    clamped = number.name != FP8_E4M3FN.name or _may_exceed(scaling.divisors)
+    for part in groups.parts():
+        scaled = groups.values[part] / groups.of(scaling.divisors, part)
+        if scaling.zeros is not None:
+            scaled += groups.of(scaling.zeros, part).to(scaled.dtype)
         if number.name == FP4_E2M1.name:
             codes[part] = e2m1_codes(scaled)
             continue
-        if not tight:
+        if clamped:
             scaled.clamp_(number.minimum, number.maximum)
         codes[part] = scaled.round_() if number.kind == "int" else scaled
     return codes
@@ -257,13 +215,6 @@ def _may_exceed(divisors: torch.Tensor) -> bool:
     448: clamping would change nothing, and leaving it out saves a pass.
     """
     return divisors.dtype == torch.float16 or bool((divisors < 2 * torch.finfo(divisors.dtype).tiny).any())
-
-
-def _parts(groups: torch.Tensor) -> list[slice]:
-    """Cut the rows of ``(rows, groups, size)`` into slices of about a million elements."""
-    rows = groups.shape[0]
-    step = max(1, _CHUNK // max(1, groups[0].numel()))
-    return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
 
 
 def _usable(weight: QuantizedTensor) -> bool:

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import torch
 
-from quantlab.tensors.floats import from_e8m0
+from quantlab.tensors.floats import INTEGERS, from_e8m0
 from quantlab.tensors.number_types import FP4_E2M1, FP8_E4M3FN, NumberType
 from quantlab.tensors.quantized import WeightFormat
 
-_BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 _MANTISSA = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
 _E4M3_EPS = 0.125
 """What replaces an e4m3 scale of zero (compressed-tensors: ``_get_dtype_eps``)."""
@@ -29,7 +28,7 @@ def absmax(values: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> to
 
     Magnitudes of floats order like their bits without the sign, and integers have a faster maximum.
     """
-    bits = _BITS[values.dtype]
+    bits = INTEGERS[values.dtype]
     sizes = values.view(bits) & torch.iinfo(bits).max
     top = sizes.amax() if dim is None else sizes.amax(dim, keepdim=True)
     return top.view(values.dtype)
@@ -56,7 +55,7 @@ def mx_exponents(top: torch.Tensor, number: NumberType) -> torch.Tensor:
     compressed-tensors: quantization/utils/mxfp_utils.py, ``generate_mx_scales``, then the way through the
     weights' dtype that its compressor takes (compressors/mx_utils.py): float16 cannot hold small powers of two.
     """
-    bits = _BITS[top.dtype]
+    bits = INTEGERS[top.dtype]
     mantissa = _MANTISSA[top.dtype]
     carry = 1 << (mantissa - 2)
     power = (((top.view(bits).to(torch.int32) + carry) >> mantissa) << mantissa).to(bits).view(top.dtype)
