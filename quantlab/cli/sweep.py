@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="print the cells and their commands, run nothing")
     parser.add_argument("--slurm", action="store_true", help="print a Slurm array job that runs one cell a task")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="wall time for the whole sweep")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cells at a time (default: 1)")
     parser.add_argument("--retry-failed", action="store_true", help="run failed cells again")
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
@@ -37,7 +38,9 @@ def run(options: argparse.Namespace) -> int:
         _print_cells(plan, options.format)
         return int(Exit.YES)
     records = []
-    for record in run_plan(plan, only=_chosen(plan, options.only), retry_failed=options.retry_failed):
+    for record in run_plan(
+        plan, only=_chosen(plan, options.only), retry_failed=options.retry_failed, jobs=options.jobs
+    ):
         records.append(record)
         if options.format == "text":
             print(_line(record), flush=True)

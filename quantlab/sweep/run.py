@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -52,32 +53,43 @@ class CellRecord:
 
 
 def run_plan(
-    plan: Plan, *, only: set[str] | None = None, retry_failed: bool = False, clock: Callable[[], float] = time.monotonic
+    plan: Plan,
+    *,
+    only: set[str] | None = None,
+    retry_failed: bool = False,
+    jobs: int = 1,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[CellRecord]:
-    """Run the cells of a plan in order and yield each one's record.
+    """Run the cells of a plan and yield each one's record, in the plan's order.
 
     Args:
         plan: the plan.
         only: ids of the cells to run; all by default.
         retry_failed: run cells again whose record says that a command failed.
+        jobs: cells at a time; more than one disturbs what they measure of speed.
         clock: monotonic seconds, for the budget.
     """
     started = clock()
-    for cell in plan.cells:
-        if only is not None and cell.id not in only:
-            continue
-        known = read_record(plan.output, cell)
-        if known is not None and not (retry_failed and known.state == "failed"):
-            yield known
-            continue
-        left = None if plan.budget_seconds is None else plan.budget_seconds - (clock() - started)
-        if left is not None and left <= cell.seconds:
-            words = f"{left:.0f} s of the budget are left, the cell is expected to take {cell.seconds:.0f}"
-            yield CellRecord(cell.id, cell.digest(plan.output), "skipped", _shell(plan.output, cell), words=words)
-            continue
-        record = _run_cell(plan.output, cell, left)
-        _write(plan.output / "cells" / f"{cell.id}.json", asdict(record))
-        yield record
+    cells = [cell for cell in plan.cells if only is None or cell.id in only]
+
+    def left() -> float | None:
+        return None if plan.budget_seconds is None else plan.budget_seconds - (clock() - started)
+
+    with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
+        yield from pool.map(lambda cell: _settle(plan.output, cell, left, retry_failed=retry_failed), cells)
+
+
+def _settle(output: Path, cell: Cell, left: Callable[[], float | None], *, retry_failed: bool) -> CellRecord:
+    known = read_record(output, cell)
+    if known is not None and not (retry_failed and known.state == "failed"):
+        return known
+    seconds = left()
+    if seconds is not None and seconds <= cell.seconds:
+        words = f"{seconds:.0f} s of the budget are left, the cell is expected to take {cell.seconds:.0f}"
+        return CellRecord(cell.id, cell.digest(output), "skipped", _shell(output, cell), words=words)
+    record = _run_cell(output, cell, seconds)
+    _write(output / "cells" / f"{cell.id}.json", asdict(record))
+    return record
 
 
 def read_record(output: Path, cell: Cell) -> CellRecord | None:
