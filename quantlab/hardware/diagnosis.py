@@ -9,7 +9,7 @@ from typing import Any
 from quantlab.checkpoint.facts import Finding
 from quantlab.errors import UnknownNameError
 from quantlab.hardware.findings import find_problems
-from quantlab.hardware.machine import Device, Machine, read_machine, this_machine
+from quantlab.hardware.machine import Machine, read_machine, this_machine
 from quantlab.matrix.load import MatrixData, load
 
 
@@ -88,11 +88,6 @@ def doctor(machine: Machine | Path | str | None = None) -> Diagnosis:
     works = tuple(_works(machine, data, installed))
     fix = next((finding.fix for finding in findings if finding.fix and finding.severity != "info"), None)
     return Diagnosis(machine, installed, findings, works, fix)
-
-
-def local_device() -> Device:
-    """Return what ``--gpu local`` means on this machine, without asking torch where drivers tell enough."""
-    return this_machine(ask_torch=False).main_device
 
 
 def _installed(machine: Machine, data: MatrixData) -> list[Installed]:

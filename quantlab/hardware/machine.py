@@ -172,6 +172,17 @@ def this_machine(*, ask_torch: bool = True) -> Machine:
     )
 
 
+def local_architectures() -> list[str]:
+    """Return the architecture ids of this machine's accelerators, or of its processor where it has none.
+
+    Drivers and kernel files are asked first; torch, in a child process, only where they tell of no gpu.
+    """
+    quick = this_machine(ask_torch=False)
+    seen = quick if quick.accelerators else this_machine()
+    devices = seen.accelerators or seen.devices
+    return list(dict.fromkeys(device.arch for device in devices if device.arch))
+
+
 def installed_packages() -> dict[str, str]:
     """Return the installed distributions, names in lower case with hyphens."""
     found = {}
