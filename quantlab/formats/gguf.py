@@ -83,7 +83,7 @@ class GgufModel:
         import torch
 
         for entry in self.entries:
-            yield from self._named(entry, self.read(entry).to(dtype or torch.bfloat16))
+            yield from self.named(entry, self.read(entry).to(dtype or torch.bfloat16))
 
     def read(self, entry: GgufEntry) -> torch.Tensor:
         """Return one tensor in float32, in the file's own arrangement.
@@ -114,7 +114,7 @@ class GgufModel:
         if entry.type not in BLOCKS or len(entry.shape) < 2 or entry.target.row:
             return None
         raw = torch.from_numpy(np.array(self._tensors[entry.name].data, dtype=np.uint8))
-        return ((name, decode_blocks(part, entry.type)) for name, part in self._named(entry, raw))
+        return ((name, decode_blocks(part, entry.type)) for name, part in self.named(entry, raw))
 
     def write_tokenizer(self, folder: Path) -> list[str]:
         """Write tokenizer.json, tokenizer_config.json and chat_template.jinja; return their names."""
@@ -124,7 +124,8 @@ class GgufModel:
         """Return the tokenizer's files by name."""
         return tokenizer_files(self.fields)
 
-    def _named(self, entry: GgufEntry, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    def named(self, entry: GgufEntry, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield a tensor (values or raw rows) in the folder's arrangement, one name an expert."""
         target = entry.target
         if len(target.names) > 1 or tensor.ndim == 3:
             for index, name in enumerate(target.names):
