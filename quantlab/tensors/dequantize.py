@@ -24,7 +24,7 @@ _CODEBOOKS = {"float4_e2m1": E2M1_VALUES, "nf4": NF4_VALUES, "fp4": BNB_FP4_VALU
 ABSMAX_STEP = 7.874015718698502e-3
 """1/127 as bitsandbytes writes it (bitsandbytes/_ops.py, ``int8_vectorwise_dequant``): a second factor, rounded after
 the first."""
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 """Elements that are multiplied out at once: bounds the float32 temporaries."""
 
 
@@ -87,9 +87,12 @@ def _beside(factor: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def code_values(weight: QuantizedTensor, codes: torch.Tensor) -> torch.Tensor:
-    """Return the float32 value of each code."""
+    """Return the float32 value of each code; a table of 256 values is several times faster than torch's float8 cast."""
     if weight.format.number.name in _CODEBOOKS:
         return look_up(codes, torch.tensor(_CODEBOOKS[weight.format.number.name], dtype=torch.float32))
+    if codes.dtype.is_floating_point and codes.element_size() == 1:
+        every = torch.arange(256, dtype=torch.int32, device=codes.device).to(torch.uint8)
+        return look_up(codes.view(torch.uint8), every.view(codes.dtype).to(torch.float32))
     return codes.to(torch.float32)
 
 

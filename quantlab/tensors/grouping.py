@@ -20,7 +20,7 @@ import torch
 from quantlab.tensors.quantized import WeightFormat
 from quantlab.tensors.scales import absmax
 
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 """Elements that are worked on at once."""
 
 
@@ -43,7 +43,7 @@ class Groups:
     scheme: WeightFormat
 
     def parts(self) -> Iterator[slice]:
-        """Yield slices of the first axis that hold about a million elements."""
+        """Yield slices of the first axis that hold about a quarter of a million elements."""
         rows = self.values.shape[0]
         step = max(1, CHUNK // max(1, self.values[0].numel()))
         return (slice(start, min(rows, start + step)) for start in range(0, rows, step))

@@ -20,6 +20,7 @@ from dataclasses import replace
 import torch
 
 from quantlab.errors import CheckpointError, ConversionRefused
+from quantlab.tensors.field_transpose import can_turn, turn
 from quantlab.tensors.quantized import PackedCodes, PackLayout
 
 _WORD_DTYPES = {32: torch.int32, 8: torch.uint8}
@@ -108,6 +109,10 @@ def relayout(packed: PackedCodes, layout: PackLayout) -> PackedCodes:
         if source.transposed != layout.transposed:
             words = words.mT.contiguous()
         return PackedCodes(words, layout, packed.shape)
+    if can_turn(packed, layout) and (flip := _sign_flip(source, layout)) is not None:
+        _check(packed)
+        turned = turn(packed, layout)
+        return PackedCodes(turned ^ flip if flip else turned, layout, packed.shape)
     return pack(unpack(packed), layout)
 
 

@@ -196,7 +196,8 @@ def _round(groups: Groups, scaling: _Scaling) -> torch.Tensor:
     codes = torch.empty(groups.values.shape, dtype=code_dtype, device=groups.values.device)
     clamped = number.name != FP8_E4M3FN.name or _may_exceed(scaling.divisors)
     for part in groups.parts():
-        scaled = groups.values[part] / groups.of(scaling.divisors, part)
+        divisors = groups.of(scaling.divisors, part)
+        scaled = groups.values[part].to(divisors.dtype) / divisors
         if scaling.zeros is not None:
             scaled += groups.of(scaling.zeros, part).to(scaled.dtype)
         if number.name == FP4_E2M1.name:

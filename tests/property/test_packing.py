@@ -43,7 +43,8 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, PackLayout, PackLayout]:
     """Return codes of any shape and two layouts for them."""
     bits = draw(st.integers(2, 8))
     lead = draw(st.sampled_from([(), (2,)]))
-    shape = (*lead, draw(st.integers(1, 40)), draw(st.integers(1, 70)))
+    sizes = st.one_of(st.integers(1, 70), st.sampled_from([8, 16, 32, 64]))
+    shape = (*lead, draw(sizes), draw(sizes))
     half = 2 ** (bits - 1)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     codes = torch.randint(-half, half, shape, dtype=torch.int8, generator=generator)
@@ -112,6 +113,29 @@ def test_two_complement_and_offset_words_differ_by_a_mask() -> None:
     offset = dense_layout(4)
     signed = replace(offset, bias=0, signed=True)
     assert torch.equal(relayout(pack(codes, offset), signed).words, pack(codes, offset).words ^ -0x77777778)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_words_packed_along_the_other_axis_never_see_single_codes(
+    bits: int, lead: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half, count = 2 ** (bits - 1), 32 // bits
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(-half, half, (*lead, 3 * count, 5 * count), dtype=torch.int8, generator=generator)
+    order = tuple(torch.randperm(count, generator=generator).tolist())
+    plain = dense_layout(bits)
+    down = PackLayout(bits, 32, "out", transposed=True, order=order, bias=half)
+    want = {layout: pack(codes, layout).words for layout in (plain, down, replace(plain, transposed=True))}
+    monkeypatch.setattr("quantlab.tensors.packing.unpack", None)
+    for one, words in want.items():
+        for other, expected in want.items():
+            if one.axis != other.axis:
+                moved = relayout(PackedCodes(words, one, tuple(codes.shape)), other)
+                assert torch.equal(moved.words, expected)
+    signed = replace(plain, bias=0, signed=True)
+    turned = relayout(PackedCodes(want[down], down, tuple(codes.shape)), signed)
+    assert torch.equal(turned.words, pack(codes, signed).words)
 
 
 def test_three_bits_dense_and_wasting() -> None:
