@@ -16,8 +16,7 @@ from tests.unit.made_checkpoints import fp8_blocks, gptq, safetensors_bytes, wri
 
 FAST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-KEYS = sorted(
-    """
+KEY_WORDS = """
     quantization_config quantization text_config quant_method config_groups weights targets input_activations
     format ignore bits group_size sym zero_point desc_act dynamic quant_algo quantized_layers kv_cache_scheme
     global_quant_config layer_quant_config weight dtype qscheme quant_type default _type _data
@@ -25,8 +24,8 @@ KEYS = sorted(
     quant_config weight_quant_params config_for_layers vector_lens num_centroids hidden_size num_experts
     architectures model_type auto_map mode num_bits strategy block_structure bits_and_bytes data_type act_bits
     has_zero_point quantize tie_word_embeddings vision_config compression_config exclude export wbits nbits
-    """.split()
-)
+"""
+KEYS = sorted(KEY_WORDS.split())
 METHODS = sorted({method for form in read_section("formats").values() for method in form["quant_methods"]})
 WORDS = [*METHODS, "pack-quantized", "int", "float", "group", "fp8_e4m3", "mx", "NVFP4", "MIXED_PRECISION", "re:(a+)+$",
          "re:[", "*", "lm_head", "Int4WeightOnlyConfig", "ModuleFqnToConfig", "W8A8", "e4m3", "128", ""]  # fmt: skip

@@ -219,6 +219,27 @@ def test_absmax_saved_after_a_forward_pass(tmp_path):
     assert "[1, 64]" in finding.message
 
 
+def test_the_dialects_of_fp8(tmp_path):
+    config, tensors = fp8_blocks()
+    plain = {**config, "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+    vllm = {name: content for name, content in tensors.items() if not name.endswith("_scale_inv")}
+    theirs = {f"{name}_scale": ones((), "F32") for name in vllm if name.endswith("_proj.weight")}
+    finding = found(tmp_path / "vllm", plain, {**vllm, **theirs})["fp8-dialect"]
+    assert "2 layers" in finding.message
+    assert "transformers" in finding.fix
+    inverse = {f"{name}_scale_inv": ones((), "F32") for name in vllm if name.endswith("_proj.weight")}
+    assert found(tmp_path / "transformers", plain, {**vllm, **inverse}) == {}
+
+
+def test_blocks_that_do_not_divide(tmp_path):
+    config, tensors = fp8_blocks()
+    tensors["model.layers.0.mlp.up_proj.weight"] = tensor("F8_E4M3", (48, 64))
+    tensors["model.layers.0.mlp.up_proj.weight_scale_inv"] = ones((2, 2), "F32")
+    rules = found(tmp_path, config, tensors)
+    assert set(rules) == {"ragged-blocks"}
+    assert "[48, 64]" in rules["ragged-blocks"].message
+
+
 def test_tied_embeddings(tmp_path):
     config, tensors = gptq()
     tied = {**config, "tie_word_embeddings": True}

@@ -22,6 +22,7 @@ RULES: Registry[Rule] = Registry(
             "experts_complete",
             "ignored_labels",
             "absmax_shape",
+            "fp8_dialect",
             "tied_head",
             "adapter",
         )

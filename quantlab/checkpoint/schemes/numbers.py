@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quantlab.checkpoint.facts import ActivationScheme, KvCacheScheme, Scheme, SchemeGroup, WeightScheme
 
@@ -69,18 +69,16 @@ def combine(groups: list[SchemeGroup], *, main: int = 0, kv_cache: KvCacheScheme
     Groups whose weights and activations are the same numbers are merged, so that ``mixed`` tells whether more
     than one weight scheme occurs.
     """
-    merged: dict[tuple[WeightScheme, ActivationScheme | None], SchemeGroup] = {}
+    merged: dict[tuple[WeightScheme, ActivationScheme | None], list[str]] = {}
     for group in groups:
-        key = (group.weights, group.activations)
-        known = merged.get(key)
-        merged[key] = group if known is None else replace(known, targets=known.targets + group.targets)
+        merged.setdefault((group.weights, group.activations), []).extend(group.targets)
     if not groups:
         return Scheme(kv_cache=kv_cache)
     chosen = groups[main]
     return Scheme(
         mixed=len({group.weights for group in groups}) > 1,
         weights=chosen.weights,
-        groups=tuple(merged.values()),
+        groups=tuple(SchemeGroup(weights, tuple(targets), used) for (weights, used), targets in merged.items()),
         activations=chosen.activations,
         kv_cache=kv_cache,
     )
