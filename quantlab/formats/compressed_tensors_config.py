@@ -189,7 +189,7 @@ def config_json(
     weights: Mapping[str, WeightFormat],
     activations: Mapping[str, Mapping[str, Any] | None],
     ignore: tuple[str, ...],
-    layout: str,
+    layout: str | Mapping[str, str],
     source: CheckpointFacts,
 ) -> dict[str, Any]:
     """Return a whole ``quantization_config``.
@@ -201,7 +201,7 @@ def config_json(
         weights: scheme of each quantized module.
         activations: input scheme of each quantized module.
         ignore: modules that stay dense.
-        layout: the format, such as ``pack-quantized``.
+        layout: the format, such as ``pack-quantized``, of all modules or by module.
         source: the checkpoint it came from; the KV cache's scheme is kept where that was compressed-tensors too.
     """
     groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
@@ -211,7 +211,7 @@ def config_json(
             "weights": weights_json(scheme),
             "input_activations": dict(inputs) if inputs else None,
             "output_activations": None,
-            "format": layout,
+            "format": layout if isinstance(layout, str) else layout[module],
         }
         groups.setdefault(repr(raw), (raw, []))[1].append(module)
     ordered = sorted(groups.values(), key=lambda group: -len(group[1]))
@@ -222,10 +222,18 @@ def config_json(
     old = source.quantization_config or {}
     return {
         "quant_method": "compressed-tensors",
-        "format": layout,
+        "format": _overall(layout),
         "quantization_status": "compressed",
         "config_groups": config_groups,
         "ignore": list(ignore),
         "kv_cache_scheme": old.get("kv_cache_scheme") if old.get("quant_method") == "compressed-tensors" else None,
         "global_compression_ratio": None,
     }
+
+
+def _overall(layout: str | Mapping[str, str]) -> str:
+    """Return the word of the whole config: the one format there is, or ``mixed-precision``."""
+    if isinstance(layout, str):
+        return layout
+    every = set(layout.values())
+    return every.pop() if len(every) == 1 else "mixed-precision"

@@ -65,13 +65,13 @@ class PlainCodec:
         groups = read_groups(facts)
         found = []
         for stem, scale in headers.marked(facts, "_scale"):
-            if stem not in facts.tensors and stem.rpartition(".")[2] in _OTHER_SCALES:
+            if stem not in facts.tensors and _is_no_weight(facts, stem):
                 continue
             module = headers.module_name(stem)
             group = group_of(module, groups)
             if group is None:
                 raise headers.wrong(scale, "is the scale of a module that no config group targets")
-            if group.format not in (self._layout, "", "mixed-precision"):
+            if group.format not in (self._layout, ""):
                 continue
             found.append(self._layer(facts, module, scale, group.weights))
         return found
@@ -159,6 +159,11 @@ class PlainCodec:
         if wanted is not None and wanted.dynamic is False and wanted.bits == 8:
             return activations_json(kind, 8, "tensor", dynamic=False, observer="static_minmax")
         return activations_json(kind, 8, "token")
+
+
+def _is_no_weight(facts: CheckpointFacts, stem: str) -> bool:
+    """Say whether a scale belongs to something else: inputs, the KV cache, a packed weight of another group."""
+    return stem.rpartition(".")[2] in _OTHER_SCALES or stem.endswith("_global") or f"{stem}_packed" in facts.tensors
 
 
 def scale_shapes(shape: tuple[int, ...], scheme: WeightFormat) -> list[tuple[int, ...]]:

@@ -232,6 +232,58 @@ def test_mixed_schemes_are_told_apart_by_target() -> None:
     assert found == schemes
 
 
+def _mixed() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return a checkpoint with a format for each layer, and its config as the library validates it."""
+    from compressed_tensors.quantization import QuantizationConfig
+
+    stored: dict[str, torch.Tensor] = {}
+    groups: dict[str, Any] = {}
+    for number, case in enumerate(("fp8 channel", "w4 asym", "int8 channel", "nvfp4", "mxfp4")):
+        layout, scheme, _ = CASES[case]
+        module = f"model.layers.{number}.proj"
+        group = _library_json(layout, scheme)["config_groups"]["group_0"]
+        groups[f"group_{number}"] = {**group, "targets": [f"re:.*layers.{number}.*"]}
+        tensors = _library_layer(layout, scheme, awkward(64, 320, seed=number))
+        stored |= {f"{module}.{role}": tensor for role, tensor in tensors.items()}
+    config = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups, "ignore": []}
+    QuantizationConfig.model_validate(copy.deepcopy(config))
+    return stored, config
+
+
+def test_mixed_precision_is_decoded_and_written_layer_by_layer() -> None:
+    codec = FORMATS["compressed-tensors/mixed-precision"]
+    stored, config = _mixed()
+    facts = checkpoint(stored, codec.id, config)
+    layers = codec.layers(facts)
+    assert [layer.options["member"] for layer in layers] == [
+        "float-quantized",
+        "pack-quantized",
+        "int-quantized",
+        "nvfp4-pack-quantized",
+        "mxfp4-pack-quantized",
+    ]
+    again: dict[str, torch.Tensor] = {}
+    for layer in layers:
+        weight = codec.decode(layer, {role: stored[name] for role, name in layer.tensors.items()})
+        assert codec.obstacle(weight) is None
+        again |= codec.encode(layer.name, weight)
+    assert again.keys() == stored.keys()
+    assert all(same_bits(again[name], tensor) for name, tensor in stored.items())
+    written = codec.config({layer.name: layer.format for layer in layers}, (), facts)
+    assert written["format"] == "mixed-precision"
+    reread = codec.layers(checkpoint(again, codec.id, written))
+    assert [(layer.name, layer.format, layer.options) for layer in reread] == [
+        (layer.name, layer.format, layer.options) for layer in layers
+    ]
+
+
+def test_an_unknown_format_of_a_group_is_named() -> None:
+    stored, config = _mixed()
+    config["config_groups"]["group_1"]["format"] = "marlin-24"
+    with pytest.raises(CheckpointError, match=r"group_1\.format is 'marlin-24'"):
+        FORMATS["compressed-tensors/mixed-precision"].layers(checkpoint(stored, "compressed-tensors", config))
+
+
 def test_fused_experts_keep_their_axis_and_name() -> None:
     experts = torch.stack([awkward(64, 128, seed=seed) for seed in range(3)])
     fused = "model.layers.0.mlp.experts.gate_up_proj"
