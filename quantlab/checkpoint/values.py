@@ -12,7 +12,7 @@ from typing import Any
 
 def mapping(value: object) -> Mapping[str, Any]:
     """Return the value if it is a JSON object, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict | Mapping) else {}
 
 
 def integer(value: object) -> int | None:
