@@ -6,9 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TextIO
 
 from quantlab.errors import Exit, UsageError
 from quantlab.matrix.api import Answer, check, check_lines
@@ -19,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``quantlab check``."""
     parser.add_argument("target", nargs="?", help="a folder, a hub id, a config.json, a .gguf file, or a method")
     parser.add_argument("--gpu", metavar="G", help="architecture or product, such as sm_90, 'RTX 3090', MI300X, local")
-    parser.add_argument("--engine", metavar="E", help="transformers, vllm, sglang, llama.cpp, ... (all main ones if left out)")
+    parser.add_argument(
+        "--engine", metavar="E", help="transformers, vllm, sglang, llama.cpp, ... (all main ones if left out)"
+    )
     parser.add_argument("--operation", choices=OPERATIONS, help="what is to be done (load and run if left out)")
     parser.add_argument("--with", dest="packages", action="append", default=[], metavar="PACKAGE=VERSION",
                         help="a version that is installed there (newest release if left out)")  # fmt: skip
@@ -70,10 +70,11 @@ def _queries(options: argparse.Namespace) -> int:
 def _lines(name: str) -> Iterator[str]:
     if name != "-" and not Path(name).is_file():
         raise UsageError(f"no such file: {name}", hint="--queries FILE, or - for standard input")
-    source: Any = nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8", errors="replace")
-    with source as file:
-        lines: TextIO = file
-        yield from lines
+    if name == "-":
+        yield from sys.stdin
+        return
+    with Path(name).open(encoding="utf-8", errors="replace") as file:
+        yield from file
 
 
 def _text(answer: Answer) -> str:

@@ -88,7 +88,9 @@ def check(
         facts["tensor_parallel"] = tensor_parallel
     if operation is not None and operation not in OPERATIONS:
         raise UnknownNameError("operation", operation, OPERATIONS)
-    query = Query(facts, _known_engine(engine, data), *_gpus(gpu, data), _read_versions(versions or {}, data), operation)
+    query = Query(
+        facts, _known_engine(engine, data), *_gpus(gpu, data), _read_versions(versions or {}, data), operation
+    )
     engines = [query.engine] if query.engine else [item.id for item in data.engines.values() if item.main]
     verdicts = [judge(replace(query, engine=name), data) for name in engines]
     verdicts.sort(key=lambda verdict: _BEST.index(verdict.outcome))
@@ -111,7 +113,9 @@ def _facts(target: str, data: MatrixData) -> Facts:
         if facts.get("method") or facts.get("scheme"):
             return dict(facts)
         known = [*data.methods, *sorted(section("presets").get("presets", {}))]
-        raise UnknownNameError("method or checkpoint", target, known, hint="a folder, a hub id, a config.json or a method")
+        raise UnknownNameError(
+            "method or checkpoint", target, known, hint="a folder, a hub id, a config.json or a method"
+        )
     from quantlab.checkpoint.open import read
 
     found = read(target)
@@ -131,9 +135,9 @@ def _gpus(word: str | None, data: MatrixData) -> tuple[tuple[str, ...], bool]:
     if word is None:
         return data.gpus.typical["any"], False
     if word.strip().lower() == "local":
-        from quantlab.hardware.machine import local_architectures
+        from quantlab.hardware.diagnosis import local_device
 
-        return tuple(local_architectures()), True
+        return (local_device().arch,), True
     return (find_gpu(data.gpus, word),), True
 
 

@@ -62,9 +62,11 @@ def read_section(name: str, *, folder: Path | None = None) -> dict[str, Any]:
         with cached.open(encoding="utf-8") as file:
             return dict(json.load(file))
     except (OSError, ValueError):
-        section = {path.relative_to(base / name).with_suffix("").as_posix(): _parse(path) for path in files} if (
-            base / name
-        ).is_dir() else {name: _parse(files[0])}
+        section = (
+            {path.relative_to(base / name).with_suffix("").as_posix(): _parse(path) for path in files}
+            if (base / name).is_dir()
+            else {name: _parse(files[0])}
+        )
         _write_quietly(cached, section)
         return section
 

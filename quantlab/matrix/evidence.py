@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quantlab.matrix.data import data_folder
-from quantlab.matrix.model import BAD, GOOD, Verdict
+from quantlab.matrix.model import BAD, GOOD, Confidence, Verdict
 from quantlab.matrix.query import Query
 from quantlab.matrix.versions import point
 
@@ -53,7 +53,7 @@ def weigh(verdict: Verdict, query: Query, evidence: tuple[Evidence, ...] | None 
     agree = [item for item in fitting if item.ok == (verdict.outcome in GOOD)]
     against = [item for item in fitting if item.ok == (verdict.outcome in BAD)]
     cited = tuple(f"evidence:{item.id}" for item in (against or agree))
-    confidence = "disputed" if against else "verified"
+    confidence: Confidence = "disputed" if against else "verified"
     return replace(verdict, confidence=confidence, sources=(*verdict.sources, *cited))
 
 

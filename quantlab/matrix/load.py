@@ -98,13 +98,24 @@ def load(folder: Path | None = None) -> MatrixData:
     for file, content in read_section("support", folder=folder).items():
         statements.extend(_file(file, content, engines, gpus, known))
     _unique(statements)
+    _refuse_overlaps(statements)
     packages = {
-        engine.package: History(engine.releases, engine.pulls) for engine in engines.values() if engine.package and engine.releases
+        engine.package: History(engine.releases, engine.pulls)
+        for engine in engines.values()
+        if engine.package and engine.releases
     }
     methods = read_section("methods", folder=folder)
     words = read_section("words", folder=folder)["words"]
     ordered = tuple(sorted(statements, key=lambda item: item.rank, reverse=True))
     return MatrixData(ordered, engines, gpus, methods, words, _index(ordered, engines), packages)
+
+
+def _refuse_overlaps(statements: list[Statement]) -> None:
+    from quantlab.matrix.overlaps import overlapping
+
+    for one, two in overlapping(statements):
+        what = f"meets {two.id} ({two.file}) with as many conditions, and they disagree; give one of them a precedence"
+        raise _wrong(one.file, one.id, what)
 
 
 def read_sources(folder: Path | None = None) -> dict[str, Mapping[str, Any]]:
@@ -121,7 +132,9 @@ def _index(statements: tuple[Statement, ...], engines: Mapping[str, Engine]) -> 
         for engine in (*engines, "any")
     }
     followed = {name: own.get(engine.follows or "", ()) for name, engine in engines.items()}
-    return {name: found + tuple(item for item in followed.get(name, ()) if item not in found) for name, found in own.items()}
+    return {
+        name: found + tuple(item for item in followed.get(name, ()) if item not in found) for name, found in own.items()
+    }
 
 
 def _unique(statements: list[Statement]) -> None:
@@ -251,7 +264,11 @@ def _range(file: str, name: str, text: Any) -> Range:
 
 
 def _division(file: str, name: str, raw: Any) -> Division:
-    if not isinstance(raw, Mapping) or not {"dimension", "by"} <= set(raw) or not set(raw) <= {"dimension", "by", "after"}:
+    if (
+        not isinstance(raw, Mapping)
+        or not {"dimension", "by"} <= set(raw)
+        or not set(raw) <= {"dimension", "by", "after"}
+    ):
         raise _wrong(file, name, f"a division has dimension, by and maybe after, not {raw!r}")
     return Division(str(raw["dimension"]), raw["by"], raw.get("after"))
 

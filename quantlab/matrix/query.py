@@ -47,7 +47,7 @@ def answer(query: Query, data: MatrixData | None = None) -> Verdict:
         return _over_engines(query, data)
     verdicts = [_on_gpu(query, gpu, data) for gpu in query.gpus or (None,)]
     chosen = _combined(verdicts, stated=query.gpu_stated)
-    return chosen if query.gpu_stated or chosen.gpu is None else _assumed(query, chosen, verdicts)
+    return chosen if query.gpu_stated or chosen.gpu is None else _assumed(chosen, verdicts)
 
 
 def _over_engines(query: Query, data: MatrixData) -> Verdict:
@@ -65,7 +65,7 @@ def _combined(verdicts: list[Verdict], *, stated: bool) -> Verdict:
     return min(known, key=lambda verdict: _WORST.index(verdict.outcome)) if stated else known[0]
 
 
-def _assumed(query: Query, chosen: Verdict, verdicts: list[Verdict]) -> Verdict:
+def _assumed(chosen: Verdict, verdicts: list[Verdict]) -> Verdict:
     outcomes = {verdict.outcome for verdict in verdicts if verdict.outcome != "unknown"}
     if len(outcomes) < 2:
         return chosen

@@ -13,12 +13,13 @@ from functools import lru_cache
 from typing import Any
 
 from quantlab.checkpoint.facts import ActivationScheme, Architecture, Scheme, WeightScheme
+from quantlab.checkpoint.values import mapping
 from quantlab.matrix.data import section
 from quantlab.matrix.model import FACTS, Scalar, Test
 
 Facts = dict[str, Scalar]
 
-_CONFIG_MARKS = ("quant_method", "config_groups", "quant_algo", "quantization", "producer", "modelopt_state")
+_MARKS = frozenset({"quant_method", "config_groups", "quant_algo", "quantization", "producer"})
 _SIZES = ("hidden_size", "intermediate_size", "moe_intermediate_size")
 
 
@@ -52,27 +53,34 @@ def from_checkpoint(
 
 def from_words(words: Mapping[str, Any]) -> Facts:
     """Return the flat facts of one query line (fields as in reports/dev.json)."""
-    raw_config = words.get("quantization_config")
-    config: Mapping[str, Any] = raw_config if isinstance(raw_config, Mapping) else {}
-    raw_architecture = words.get("architecture")
-    architecture: Mapping[str, Any] = raw_architecture if isinstance(raw_architecture, Mapping) else {}
-    if _is_checkpoint_config(config, architecture):
-        from quantlab.checkpoint.recognition import recognise
-
-        inner = {"quantization_config": dict(config)} if config else {}
-        found = recognise({**architecture, **inner}, {})
-        facts = from_checkpoint(found.format, found.scheme, found.architecture, found.quantization_config)
-    else:
+    config = mapping(words.get("quantization_config"))
+    architecture = mapping(words.get("architecture"))
+    facts = _recognised(words, config, architecture)
+    if facts is None:
         facts = {}
-    phrase = _phrase(words, config)
-    _apply_rules(facts, phrase)
-    _add_plain_config(facts, config)
-    _add_plain_architecture(facts, architecture)
+        _apply_rules(facts, _phrase(words, config))
+        _add_plain_config(facts, config)
+        _add_plain_architecture(facts, architecture)
+    else:
+        for key, fact in (("tp", "tensor_parallel"), ("tensor_parallel", "tensor_parallel"), ("ep", "expert_parallel")):
+            if isinstance(architecture.get(key), int):
+                facts[fact] = architecture[key]
     return complete(facts)
 
 
-def _is_checkpoint_config(config: Mapping[str, Any], architecture: Mapping[str, Any]) -> bool:
-    return any(mark in config for mark in _CONFIG_MARKS) or "architectures" in architecture or "model_type" in architecture
+def _recognised(words: Mapping[str, Any], config: Mapping[str, Any], architecture: Mapping[str, Any]) -> Facts | None:
+    """Return what a loader's own config says, or None where the question is in people's words."""
+    raw_model = "architectures" in architecture or "model_type" in architecture
+    spoken = any(isinstance(words.get(key), str) and words[key] for key in ("method", "format"))
+    if not (_MARKS & set(config)) and (spoken or config or not raw_model):
+        return None
+    from quantlab.checkpoint.recognition import recognise
+
+    inner = {"quantization_config": dict(config)} if config else {}
+    found = recognise({**architecture, **inner}, {})
+    if found.format == "unknown" and spoken:
+        return None
+    return from_checkpoint(found.format, found.scheme, found.architecture, found.quantization_config)
 
 
 def complete(facts: Facts) -> Facts:
@@ -98,7 +106,9 @@ def _typed_by(facts: Facts) -> bool:
 
 def _method_of(facts: Facts) -> str | None:
     for method, entry in section("methods").items():
-        if facts.get("format") in {name.partition("/")[0] for name in entry.get("formats") or ()} and entry.get("owns_format", True):
+        if facts.get("format") in {name.partition("/")[0] for name in entry.get("formats") or ()} and entry.get(
+            "owns_format", True
+        ):
             return str(method)
     return None
 
@@ -109,8 +119,11 @@ def _scheme_rules() -> tuple[tuple[str, dict[str, Test]], ...]:
 
     rules = []
     for entry in section("schemes")["schemes"]:
-        for condition in entry["when"]:
-            rules.append((entry["id"], {key: read_test("schemes.yaml", entry["id"], key, raw) for key, raw in condition.items()}))
+        name = str(entry["id"])
+        rules.extend(
+            (name, {key: read_test("schemes.yaml", name, key, raw) for key, raw in condition.items()})
+            for condition in entry["when"]
+        )
     return tuple(rules)
 
 
@@ -160,7 +173,12 @@ def _add_config(facts: Facts, config: Mapping[str, Any]) -> None:
         facts["double_quant"] = True
     groups = config.get("config_groups")
     if isinstance(groups, Mapping):
-        targets = [str(item) for group in groups.values() if isinstance(group, Mapping) for item in _items(group.get("targets"))]
+        targets = [
+            str(item)
+            for group in groups.values()
+            if isinstance(group, Mapping)
+            for item in _items(group.get("targets"))
+        ]
         facts["class_target"] = any(target in {"Linear", "FusedMoE"} for target in targets)
         if any("embed" in target.lower() for target in targets):
             facts["quantized_embeddings"] = True
@@ -283,3 +301,15 @@ def _apply_model_name(facts: Facts, name: str) -> None:
         if pattern.search(lowered):
             for key, value in values.items():
                 facts.setdefault(key, value)
+
+
+@lru_cache(maxsize=64)
+def settled_by_scheme(scheme: str) -> Mapping[str, Scalar]:
+    """Return the facts that every checkpoint of a scheme has (one allowed value in all of its rules)."""
+    rules = [tests for name, tests in _scheme_rules() if name == scheme]
+    settled: Facts = {}
+    for fact in {name for tests in rules for name in tests}:
+        values = {value for tests in rules for value in (tests[fact].values if fact in tests else ()) or ()}
+        if len(values) == 1 and all(fact in tests for tests in rules):
+            settled[fact] = next(iter(values))
+    return settled

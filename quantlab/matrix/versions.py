@@ -122,7 +122,7 @@ def parse_range(text: str) -> Range:
     return Range(text, low, low_open, high, high_open)
 
 
-def read_version(text: object, history: History = History()) -> Version | None:  # noqa: B008 - frozen
+def read_version(text: object, history: History = History()) -> Version | None:
     """Read a version as people write it; None where it says nothing.
 
     Args:

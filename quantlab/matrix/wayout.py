@@ -69,7 +69,9 @@ def _conversions(query: Query, data: MatrixData) -> Iterator[WayOut]:
         found = answer(replace(query, facts={**facts, **kept}, operation=None), data)
         if found.ok and found.mode not in {"emulated", "dequantized"}:
             where = data.engines[str(query.engine)].title
-            yield WayOut(f"checked: convert to {preset} (quantlab convert --to {preset}): {_runs(found)} in {where}", found)
+            yield WayOut(
+                f"checked: convert to {preset} (quantlab convert --to {preset}): {_runs(found)} in {where}", found
+            )
 
 
 def _runs(found: Verdict) -> str:
