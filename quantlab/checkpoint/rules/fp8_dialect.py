@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quantlab.checkpoint.facts import Finding
+from quantlab.checkpoint.facts import Finding, TensorInfo
 from quantlab.checkpoint.open import Opened
 
 
@@ -21,23 +21,23 @@ def check(opened: Opened) -> Iterator[Finding]:
     layers = opened.layout.layers.values()
     other = [layer for layer in layers if ".weight_scale" in layer.scales and ".weight_scale_inv" not in layer.scales]
     if other:
-        message = f"{len(other)} layers keep their scale in weight_scale, such as {other[0].module}"
-        yield Finding("fp8-dialect", "warning", f"{opened.listing.weights[0]}: {other[0].module}.weight_scale", message,
-                      "for vllm and sglang; transformers ignores these scales: convert to compressed-tensors for it")  # fmt: skip
+        module = other[0].module
+        message = f"{len(other)} layers keep their scale in weight_scale, such as {module}"
+        fix = "for vllm and sglang; transformers ignores these scales: convert to compressed-tensors for it"
+        yield Finding("fp8-dialect", "warning", f"{module}.weight_scale", message, fix)
     if weights.granularity == "block" and isinstance(weights.group_size, tuple):
-        rows, columns = weights.group_size
         ragged = [
-            layer for layer in layers
-            if layer.codes is not None and len(layer.codes.shape) == 2 and _ragged(layer.codes.shape, rows, columns)
-        ]  # fmt: skip
+            layer.codes for layer in layers if layer.codes is not None and _ragged(layer.codes, weights.group_size)
+        ]
         if ragged:
-            shape = list(ragged[0].codes.shape) if ragged[0].codes is not None else []
-            message = (
-                f"blocks of {rows}x{columns} do not divide {len(ragged)} weights, such as {ragged[0].module} {shape}"
-            )
-            yield Finding("ragged-blocks", "info", ragged[0].module, message,
-                          "some loaders decode the last blocks wrongly; compare outputs with the original model")  # fmt: skip
+            rows, columns = weights.group_size
+            example = f"{ragged[0].name} {list(ragged[0].shape)}"
+            message = f"blocks of {rows}x{columns} do not divide {len(ragged)} weights, such as {example}"
+            fix = "some loaders decode the last blocks wrongly; compare outputs with the original model"
+            yield Finding("ragged-blocks", "info", f"{ragged[0].file}: {ragged[0].name}", message, fix)
 
 
-def _ragged(shape: tuple[int, ...], rows: int, columns: int) -> bool:
-    return rows > 0 and columns > 0 and bool(shape[0] % rows or shape[1] % columns)
+def _ragged(codes: TensorInfo, block: tuple[int, int]) -> bool:
+    if len(codes.shape) != 2 or min(block) <= 0:
+        return False
+    return bool(codes.shape[0] % block[0] or codes.shape[1] % block[1])
