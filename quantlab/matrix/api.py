@@ -135,9 +135,9 @@ def _gpus(word: str | None, data: MatrixData) -> tuple[tuple[str, ...], bool]:
     if word is None:
         return data.gpus.typical["any"], False
     if word.strip().lower() == "local":
-        from quantlab.hardware.diagnosis import local_device
+        from quantlab.hardware.machine import local_architectures
 
-        return (local_device().arch,), True
+        return tuple(local_architectures()), True
     return (find_gpu(data.gpus, word),), True
 
 

@@ -117,7 +117,7 @@ def _method_of(facts: Facts) -> str | None:
 def _scheme_rules() -> tuple[tuple[str, dict[str, Test]], ...]:
     from quantlab.matrix.load import read_test
 
-    rules = []
+    rules: list[tuple[str, dict[str, Test]]] = []
     for entry in section("schemes")["schemes"]:
         name = str(entry["id"])
         rules.extend(
