@@ -155,6 +155,8 @@ def elements(layer: LayerTensors, scheme: Scheme, storage_bits: float | None = N
 
 def _code_bits(layer: LayerTensors, codes: TensorInfo, scheme: Scheme) -> float | None:
     stated = layer.weights.bits if layer.weights is not None else None
+    if codes.dtype == "I8" and layer.weights is not None and layer.weights.type == "int":
+        return 8  # narrower integers stay one a byte in int8; formats that pack them say so (storage_bits)
     if stated and not (codes.dtype in {"U8", "I8"} and scheme.mixed and stated == 8):
         return stated
     # A mixture whose targets do not settle it: bytes beside FP8 layers hold 4-bit pairs.

@@ -128,6 +128,19 @@ def test_headers_settle_the_bits_that_two_configs_dispute(tmp_path):
     assert facts.parameters["total"] == 64 * 128
 
 
+@pytest.mark.parametrize(("bits", "method"), [(4, "torchao"), (4, "w4afp8")])
+def test_narrow_integers_in_bytes_are_packed_only_where_the_format_packs_them(tmp_path, bits, method):
+    kind = {"default": {"_type": "IntxWeightOnlyConfig", "_data": {"weight_dtype": {"_data": f"int{bits}"}}}}
+    config = {**LLAMA, "quantization_config": {"quant_method": method, "quant_type": kind}}
+    suffix = {"torchao": ("._weight_qdata", "._weight_scale"), "w4afp8": (".weight", ".weight_scale_inv")}[method]
+    columns = {"torchao": 64, "w4afp8": 32}[method]
+    tensors = {f"m.q_proj{suffix[0]}": tensor("I8", (64, columns)), f"m.q_proj{suffix[1]}": ones((64, 2))}
+    facts = read(write(tmp_path, config, {"model.safetensors": tensors}))
+    assert facts.format == method
+    assert facts.scheme.weights.bits == bits
+    assert facts.parameters["total"] == 64 * 64
+
+
 def test_experts_fused_or_not(tmp_path):
     config = {**LLAMA, "num_experts": 2, "num_experts_per_tok": 1, "quantization_config": {"quant_method": "mxfp4"}}
     fused = {"model.layers.0.mlp.experts.gate_up_proj_blocks": tensor("U8", (2, 64, 2, 16)),
