@@ -136,9 +136,11 @@ def _text(result: dict[str, Any]) -> str:
     layers = ", ".join(f"{count} {name}" for name, count in result["layers"].items())
     lines = [f"{result['output']}: {result['source_format']} -> {result['target_format']}, "
              f"{_size(result['bytes']['written'])}" + (f", layers: {layers}" if layers else "")]  # fmt: skip
-    if result["changed"]:
-        names = [change["name"] for change in result["changed"]]
-        lines.append(f"quantized again: {_some(names)} ({result['changed'][0]['reason']})")
+    for again, words in ((True, "quantized again"), (False, "of another scheme than planned")):
+        changed = [change for change in result["changed"] if change["requantized"] is again]
+        if changed:
+            names = [change["name"] for change in changed]
+            lines.append(f"{words}: {_some(names)} ({changed[0]['reason']})")
     proof = result["proof"]
     if proof is not None:
         lines.append(_proof_text(proof))

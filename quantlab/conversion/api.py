@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from quantlab.conversion.gguf_route import gguf_route
 from quantlab.conversion.jobs import Plan
 from quantlab.conversion.origin import Origin, open_origin
 from quantlab.conversion.plan import make_plan
 from quantlab.conversion.presets import find_preset
 from quantlab.conversion.result import Conversion
 from quantlab.conversion.staging import check_output, staging_folder
+from quantlab.errors import UsageError
 from quantlab.progress import Observer, silent
 
 Verify = Literal["decode", "load", "quality", "none"]
@@ -76,6 +78,10 @@ def convert(
         InterruptedRun: stopped half way; ``resume`` finishes it.
     """
     started = time.perf_counter()
+    asked = None if to is None else find_preset(to, settings, using=using)
+    with_gguf = gguf_route(source, Path(output), asked, requantize=requantize, verify=verify != "none")
+    if with_gguf is not None:
+        return with_gguf(observe)
     plan, origin = plan_conversion(
         source,
         output,
@@ -110,7 +116,7 @@ def convert(
             plan,
             origin,
             _recipe(to, to_format, settings, requantize=requantize),
-            verify=verify != "none",
+            verify=verify or "decode",
             resume=resume,
             device=device,
             threads=threads,
@@ -137,6 +143,8 @@ def plan_conversion(
     target = Path(output)
     check_output(target)
     preset = None if to is None else find_preset(to, settings, using=using)
+    if gguf_route(source, target, preset, requantize=requantize, verify=False) is not None:
+        raise UsageError("a GGUF file has no plan to print", hint="leave --dry-run out; nothing is left if it fails")
     scratch = staging_folder(target).with_suffix(".download")
     origin = open_origin(source, scratch=scratch)
     plan = make_plan(origin.facts, target, preset, to_format=to_format, requantize=requantize)

@@ -174,7 +174,12 @@ def header_room(job: Job) -> int:
 
 def _plain(change: Changed) -> dict[str, Any]:
     scheme = asdict(change.scheme)
-    return {"name": change.name, "reason": change.reason, "scheme": {**scheme, "number": change.scheme.number.name}}
+    return {
+        "name": change.name,
+        "reason": change.reason,
+        "requantized": change.requantized,
+        "scheme": {**scheme, "number": change.scheme.number.name},
+    }
 
 
 class _one_torch_thread:  # noqa: N801 - used like a function

@@ -26,7 +26,7 @@ class ShardRecord:
         file: its name.
         size: bytes.
         tensors: bytes by tensor name.
-        changed: layers that were quantized again: name, scheme (as ``WeightFormat`` fields) and reason.
+        changed: layers of another scheme than planned: name, scheme (``WeightFormat`` fields), reason, requantized.
     """
 
     file: str

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from quantlab.conversion.documents import (
     PROVENANCE,
@@ -25,7 +25,7 @@ from quantlab.conversion.proof import Proof, prove
 from quantlab.conversion.result import Conversion
 from quantlab.conversion.source import TensorSource
 from quantlab.conversion.staging import check_space, discard, open_staging, publish
-from quantlab.errors import EnvironmentProblem, InterruptedRun, QuantlabError, UsageError
+from quantlab.errors import ConversionRefused, EnvironmentProblem, InterruptedRun, QuantlabError, UsageError
 from quantlab.progress import Observer
 from quantlab.version import __version__
 
@@ -39,7 +39,7 @@ def run_plan(
     origin: Origin,
     recipe: Mapping[str, Any],
     *,
-    verify: bool,
+    verify: str,
     resume: bool,
     device: str,
     threads: int | None,
@@ -51,7 +51,8 @@ def run_plan(
         plan: what to do.
         origin: the source.
         recipe: everything that decides the output's bytes; a resumed run must have the same.
-        verify: decode the output again and compare it with the source.
+        verify: ``decode`` compares the decoded output with the source, ``load`` also opens it with transformers,
+            ``quality`` also measures its perplexity, ``none`` does nothing.
         resume: go on with an unfinished run.
         device: torch device.
         threads: worker threads, or None for one a core.
@@ -100,7 +101,7 @@ class _Run:
         staging: Path,
         *,
         identity: dict[str, Any],
-        verify: bool,
+        verify: str,
         device: str,
         threads: int,
         observe: Observer,
@@ -115,6 +116,7 @@ class _Run:
         self._observe = observe
         self._seconds: dict[str, float] = {}
         self._done: dict[str, ShardRecord] = {}
+        self._warnings: tuple[str, ...] = ()
         self.foreign = False
         """The staging folder is another conversion's, and is left alone."""
 
@@ -137,7 +139,11 @@ class _Run:
         with TensorSource(self._plan.facts, self._origin.files) as source:
             records = self._timed("convert", lambda: self._convert(source, journal))
             self._documents(records)
-            proof = self._timed("verify", lambda: self._prove(source, records)) if self._verify else None
+            proof = None
+            if self._verify != "none":
+                proof = self._timed("verify", lambda: self._prove(source, records))
+            if self._verify in ("load", "quality"):
+                self._timed("load", self._load)
             hashes = self._timed("hash", self._hashes)
             origin = self._timed("hash", self._source_hashes)
         self._unchanged()
@@ -162,11 +168,30 @@ class _Run:
             self._plan,
             source,
             self._staging,
-            {change["name"] for record in records for change in record.changed},
+            {change["name"] for record in records for change in record.changed if change["requantized"]},
             device=self._device,
             threads=self._threads,
             observe=self._observe,
         )
+
+    def _load(self) -> None:
+        """Open the output in a fresh process with transformers, as a user would.
+
+        Raises:
+            ConversionRefused: it does not load whole, or (``quality``) its perplexity is ruined.
+        """
+        from quantlab.quantizers.verification import verify
+
+        depth: Literal["load", "quality"] = "quality" if self._verify == "quality" else "load"
+        source = Path(self._plan.source)
+        if not source.is_dir():
+            raise UsageError("the source is on the hub; only --verify decode can check its conversion")
+        found = verify(source, self._staging, depth, device=self._device, observe=self._observe)
+        if found is None:
+            return
+        if not found.ok:
+            raise ConversionRefused(f"the output failed its check: {'; '.join(found.problems)}")
+        self._warnings += found.warnings
 
     def _hashes(self) -> dict[str, str]:
         names = [shard.file for shard in self._plan.shards]
@@ -198,10 +223,11 @@ class _Run:
 
     def _result(self, records: list[ShardRecord], proof: Proof | None) -> Conversion:
         changed = tuple(change for record in records for change in record.changed)
+        again = {change["name"] for change in changed if change["requantized"]}
         promised: dict[str, int] = {}
         for job in self._plan.jobs:
             for layer in job.layers:
-                exactness = "requantize" if any(change["name"] == layer.name for change in changed) else job.exactness
+                exactness = "requantize" if layer.name in again else job.exactness
                 promised[exactness] = promised.get(exactness, 0) + 1
         return Conversion(
             self._plan.source,
@@ -218,7 +244,7 @@ class _Run:
             },
             self._seconds,
             None if proof is None else proof.to_dict(),
-            self._plan.notes,
+            (*self._plan.notes, *self._warnings),
         )
 
 

@@ -18,7 +18,7 @@ class Conversion:
         target_format: format id of the output.
         layers: number of layers by the class that holds for them.
         kept_dense: linear layers that stay dense.
-        changed: layers that an exact edge could not carry and that were quantized again, with the reason.
+        changed: layers of another scheme than planned, with the reason; ``requantized`` where numbers changed.
         bytes: ``read`` from the source and ``written`` in weight files.
         seconds: wall time by phase: ``plan``, ``convert``, ``verify``, ``hash``, ``flush``; what cannot be asked for
             alone is left out.

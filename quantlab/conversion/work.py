@@ -13,7 +13,7 @@ from quantlab.errors import ConversionRefused
 from quantlab.formats import FORMATS
 from quantlab.formats.interface import FormatCodec, Layer, Obstacle
 from quantlab.tensors.clipping import Clip
-from quantlab.tensors.dequantize import dequantize
+from quantlab.tensors.dequantize import dense_weight, dequantize
 from quantlab.tensors.quantize import largest, quantize
 from quantlab.tensors.quantized import QuantizedTensor, WeightFormat
 from quantlab.tensors.scales import global_scale_divisor
@@ -21,17 +21,20 @@ from quantlab.tensors.scales import global_scale_divisor
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A layer that had to be quantized again although the edge would be exact.
+    """A layer whose scheme in the output is not the planned one.
 
     Attributes:
         name: module name.
         scheme: what it is now.
-        reason: why the target could not hold it.
+        reason: why.
+        requantized: its numbers changed, since the target could not hold them; otherwise the source's tensors are
+            of another scheme than its config says, and they were taken at their word.
     """
 
     name: str
     scheme: WeightFormat
     reason: str
+    requantized: bool
 
 
 @dataclass
@@ -93,7 +96,7 @@ class Workshop:
         """Return a layer of the source in float32, or as it is where it is dense."""
         if layer.source is None:
             return self._source.read(layer.weight_name, self._device)
-        return dequantize(self.decoded(layer), torch.float32)
+        return dense_weight(self.decoded(layer), torch.float32)
 
     def _cast(self, dense: torch.Tensor, name: str) -> torch.Tensor:
         cast = dense.to(getattr(torch, self._plan.preset.dtype or "bfloat16"))
@@ -105,7 +108,7 @@ class Workshop:
         weight = self.decoded(layer)
         if not self._plan.requantize:
             self._refuse_doubt(layer, weight)
-        return dequantize(weight, getattr(torch, self._plan.preset.dtype or weight.dtype))
+        return dense_weight(weight, getattr(torch, self._plan.preset.dtype or weight.dtype))
 
     def _quantize(self, job: Job, made: Made) -> None:
         weights = [self._source.read(layer.weight_name, self._device) for layer in job.layers]
@@ -127,15 +130,20 @@ class Workshop:
 
     def _repack(self, layer: LayerPlan, made: Made) -> None:
         weight = self.decoded(layer)
-        if layer.target == weight.format:
-            reason = self._writer.obstacle(weight) or _doubt(weight)
-            if reason is None:
+        assert layer.source is not None
+        if layer.target == layer.source.format:
+            if weight.format != layer.target:
+                reason = "the tensors are of another scheme than the config says"
+                made.changed.append(Changed(layer.name, weight.format, reason, requantized=False))
+            obstacle = self._writer.obstacle(weight) or _doubt(weight)
+            if obstacle is None:
                 made.tensors.update(self._writer.encode(layer.name, weight))
                 return
             if not self._plan.requantize:
                 self._refuse(layer, weight)
             again = self._again(layer, weight)
-            made.changed.append(Changed(layer.name, again.format, reason.reason))
+            made.changed = [change for change in made.changed if change.name != layer.name]
+            made.changed.append(Changed(layer.name, again.format, obstacle.reason, requantized=True))
         else:
             assert layer.target is not None
             again = _rounded(weight, layer.target, layer.name)

@@ -1,6 +1,7 @@
 """Conversions of a small checkpoint: right numbers, right files, right refusals."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def decoded(folder, name=LAYER):
         ("w4a16-asym", {"group_size": 32}, "compressed-tensors/pack-quantized"),
         ("w4a16", {"group_size": 32, "clip": "mse"}, "compressed-tensors/pack-quantized"),
         ("w3a16", {"group_size": 32}, "compressed-tensors/pack-quantized"),
-        ("nvfp4", {}, "compressed-tensors/nvfp4-pack-quantized"),
+        ("mxfp8", {}, "compressed-tensors/mxfp8-quantized"),
         ("nvfp4a16", {}, "compressed-tensors/nvfp4-pack-quantized"),
         ("mxfp4", {}, "compressed-tensors/mxfp4-pack-quantized"),
     ],
@@ -159,7 +160,7 @@ def test_a_repack_and_back_gives_the_same_numbers(packed, tmp_path):
 def test_the_same_scheme_is_a_repack_and_another_is_refused(packed, tmp_path):
     plan, _ = plan_conversion(packed, tmp_path / "a", "w4a16", settings={"group_size": 32}, to_format="gptq")
     assert (plan.case, plan.target_format) == ("repack", "gptq")
-    with pytest.raises(ConversionRefused, match="int4 in groups of 32.*fp8 is float8") as refusal:
+    with pytest.raises(ConversionRefused, match=r"int4 in groups of 32.*fp8 is float8") as refusal:
         quantlab.convert(packed, tmp_path / "a", "fp8")
     assert "--requantize" in str(refusal.value.hint)
     assert list(tmp_path.iterdir()) == []
@@ -251,7 +252,7 @@ def test_a_group_size_that_does_not_divide_is_refused_with_ones_that_do(tmp_path
     source = write_tiny(tmp_path / "in")
     tensors = tiny_tensors() | {f"{LAYER}.weight": torch.randn(64, 576).bfloat16()}
     write_shards(source, tensors, 1)
-    with pytest.raises(ConversionRefused, match=rf"group size 128 does not divide the \d+ columns of model\.") as error:
+    with pytest.raises(ConversionRefused, match=r"group size 128 does not divide the \d+ columns of model\.") as error:
         quantlab.convert(source, tmp_path / "out", "w4a16")
     assert error.value.hint == "--set group_size=64 or 32"
 
@@ -353,11 +354,9 @@ def test_an_output_that_holds_something_is_left_alone(dense, tmp_path, capsys):
 
 
 def test_space_is_checked_before_a_byte_is_written(dense, tmp_path, monkeypatch):
-    import collections
     import shutil
 
-    usage = collections.namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(EnvironmentProblem, match=r"the output needs .* has 1\.0 kB free"):
         quantlab.convert(dense, tmp_path / "out", "fp8")
 
@@ -378,3 +377,31 @@ def test_a_symlinked_hub_snapshot_is_read_and_an_escaping_link_is_not(dense, tmp
     (bad / "model.safetensors").symlink_to(dense / "model.safetensors")
     with pytest.raises(CheckpointError, match="outside of the folder"):
         quantlab.convert(bad, tmp_path / "out2", "fp8")
+
+
+def test_a_gguf_file_goes_through_the_same_door_both_ways(sample_model, tmp_path, capsys):
+    import shutil
+
+    small = tmp_path / "in"
+    small.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(sample_model / name, small / name)
+    config = {**json.loads((sample_model / "config.json").read_text()), "num_hidden_layers": 1}
+    (small / "config.json").write_text(json.dumps(config))
+    tensors = {name: value for name, value in all_tensors(sample_model).items() if "layers." not in name}
+    tensors |= {name: value for name, value in all_tensors(sample_model).items() if "layers.0." in name}
+    write_shards(small, tensors, 1)
+    file = tmp_path / "out.gguf"
+    result = quantlab.convert(small, file, "gguf-bf16")
+    assert (result.target_format, file.stat().st_size) == ("gguf", result.bytes["written"])
+    assert quantlab.convert(file, tmp_path / "back", "bf16").source_format == "gguf"
+    back = all_tensors(tmp_path / "back")
+    assert set(back) == set(tensors)
+    assert all(torch.equal(back[name], tensors[name]) for name in tensors)
+    for arguments, words in (
+        ([small, tmp_path / "folder", "--to", "gguf-q8_0"], "writes one file"),
+        ([small, file, "--to", "gguf-q8_0"], "exists"),
+        ([file, tmp_path / "w4", "--to", "w4a16"], "--to bf16, then convert that"),
+    ):
+        assert main(["convert", *map(str, arguments)]) == 2
+        assert words in capsys.readouterr().err
