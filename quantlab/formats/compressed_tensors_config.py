@@ -71,7 +71,10 @@ def read_groups(facts: CheckpointFacts) -> list[Group]:
         if not isinstance(raw.get("weights"), Mapping):
             continue
         layout = str(raw.get("format") or config.get("format") or "")
-        targets = tuple(str(target) for target in raw.get("targets") or ())
+        targets = raw.get("targets") or []
+        if not isinstance(targets, list | tuple):
+            raise CheckpointError(f"{where}.targets is {targets!r}, but must be a list of names")
+        targets = tuple(str(target) for target in targets)
         found.append(Group(str(name), layout, targets, weight_format(raw["weights"], f"{where}.weights"), raw))
     return found
 
