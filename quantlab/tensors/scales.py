@@ -53,17 +53,18 @@ def mx_exponents(top: torch.Tensor, number: NumberType) -> torch.Tensor:
     """Return the e8m0 exponents (``uint8``) of groups whose largest magnitude is ``top``; 255 (NaN) if none fits.
 
     compressed-tensors: quantization/utils/mxfp_utils.py, ``generate_mx_scales``, then the way through the
-    weights' dtype that its compressor takes (compressors/mx_utils.py): float16 cannot hold small powers of two.
+    weights' dtype that its compressor takes (compressors/mx_utils.py), where float16 loses powers below 2^-24 and
+    gets 1 instead. Exponents are read from the bits: logarithms differ between devices, bits do not.
     """
-    bits = INTEGERS[top.dtype]
-    mantissa = _MANTISSA[top.dtype]
-    carry = 1 << (mantissa - 2)
-    power = (((top.view(bits).to(torch.int32) + carry) >> mantissa) << mantissa).to(bits).view(top.dtype)
+    info, mantissa = torch.finfo(top.dtype), _MANTISSA[top.dtype]
+    bias = 2 ** (info.bits - mantissa - 2) - 1
+    carry = 1 << (mantissa - 2)  # 1.75 and more go up to the next power
+    biased = (top.view(INTEGERS[top.dtype]).to(torch.int32) + carry) >> mantissa
     largest = {FP4_E2M1.name: 2, FP8_E4M3FN.name: 8}[number.name]
-    exponents = (127 + torch.floor(torch.log2(power)) - largest).clamp(0, 255).round()
-    scales = replace_zero(torch.pow(2.0, exponents.float() - 127).to(top.dtype), 1.0)
-    stored = 127 + torch.floor(torch.log2(scales)).to(torch.int32)
-    return torch.where(torch.isfinite(power), stored, 255).to(torch.uint8)
+    exponents = torch.where(biased == 0, 0, biased - bias + 127 - largest).clamp(min=0)
+    if top.dtype == torch.float16:
+        exponents = torch.where(exponents < 127 - 24, 127, exponents)
+    return torch.where(biased <= 2 * bias, exponents, 255).to(torch.uint8)
 
 
 def mx_scales(exponents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

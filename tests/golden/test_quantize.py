@@ -10,11 +10,12 @@ import torch
 from quantlab.errors import ConversionRefused, UsageError
 from quantlab.tensors.clipping import Clip
 from quantlab.tensors.dequantize import dequantize
-from quantlab.tensors.number_types import FP4_E2M1, FP8_E4M3FN, NF4, signed_int
+from quantlab.tensors.floats import e2m1_codes
+from quantlab.tensors.number_types import FP4_E2M1, FP8_E4M3FN, NF4, NumberType, signed_int
 from quantlab.tensors.packing import dense_layout, pack
 from quantlab.tensors.quantize import largest, quantize
 from quantlab.tensors.quantized import QuantizedTensor, WeightFormat
-from quantlab.tensors.scales import global_scale_divisor
+from quantlab.tensors.scales import global_scale_divisor, mx_exponents
 from tests.awkward import awkward, same_bits
 from tests.golden import compressed_tensors_library as library
 
@@ -162,3 +163,34 @@ def test_deepseek_blocks_are_computed_in_float32() -> None:
     assert same_bits(mine.scales, reference["weight_scale"])
     assert same_bits(_stored_codes(mine), reference["weight"])
     assert mine.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("number", [FP4_E2M1, FP8_E4M3FN], ids=lambda number: number.name)
+def test_every_16_bit_magnitude_gets_the_exponent_of_the_library(dtype: torch.dtype, number: NumberType) -> None:
+    """Except at the very top, where the library's carry overflows to a scale of 1: those weights are refused."""
+    from compressed_tensors.compressors.mx_utils import compress_mx_scale
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    top = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    top = top[torch.isfinite(top)]
+    scales, _ = calculate_qparams(
+        -top, top, QuantizationArgs(**{**library.MX, "num_bits": number.bits, "type": "float"})
+    )
+    theirs, mine = compress_mx_scale(scales, torch.uint8), mx_exponents(top, number)
+    held = top.float() < 1.75 * 2.0 ** (127 if dtype is torch.bfloat16 else 15)
+    assert torch.equal(mine[held], theirs[held])
+    assert (mine[~held] == 255).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_16_bit_value_gets_the_e2m1_code_of_the_library(dtype: torch.dtype) -> None:
+    from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
+    from compressed_tensors.quantization.utils.fp4_utils import cast_to_fp4
+
+    values = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
+    values = values[~torch.isnan(values)].view(1, -1)
+    codes = e2m1_codes(values)
+    theirs = pack_fp4_to_uint8(cast_to_fp4(values.clone()))
+    assert torch.equal(codes[:, 0::2] | (codes[:, 1::2] << 4), theirs)
