@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,12 +17,13 @@ from quantlab.matrix.data import read_section
 
 GIB = 2**30
 
-NOISE = re.compile(r"\b(nvidia|amd|intel|geforce|radeon|instinct|tesla|graphics|gpu|card|apu|oam)\b|\(r\)|\(tm\)")
+NOISE = re.compile(r"\b(nvidia|amd|intel|geforce|radeon|instinct|tesla|graphics|gpu|card|apu|oam|vf)\b|\(r\)|\(tm\)")
 """Words of driver strings and catalogues that do not tell products apart."""
 
 NOISE_ANYWHERE = re.compile(NOISE.pattern, re.IGNORECASE)
 
-MEMORY = re.compile(r"[\s\-]*\b\d+ ?g(i)?b\b.*$")
+MEMORY = re.compile(r"[\s\-]*\b(\d+) ?gi?b\b.*$")
+"""Memory at the end of a name, in GB as vendors print it, and what follows it (``H100 80GB HBM3``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Gpu:
         torch_capability: what ``torch.cuda.get_device_capability()`` gives; never enough to tell a gpu by.
         wavefront: threads that run in step.
         product: product name, or None where an architecture was asked for.
-        memory_bytes: device memory of one device, in bytes.
+        memory_bytes: device memory of one device, in bytes; the largest where a product is sold with several.
+        memory_options_bytes: the sizes that a product is sold with, where they are several.
         bandwidth_bytes_per_second: memory bandwidth of one device.
         devices_per_card: devices that one card shows (two on MI250).
         unified_memory: memory is shared with the host.
@@ -57,6 +59,7 @@ class Gpu:
     wavefront: int | None = None
     product: str | None = None
     memory_bytes: int | None = None
+    memory_options_bytes: tuple[int, ...] = ()
     bandwidth_bytes_per_second: float | None = None
     devices_per_card: int = 1
     unified_memory: bool = False
@@ -80,19 +83,26 @@ class _Names:
 
 
 def gpu(name: str) -> Gpu:
-    """Return the gpu of an architecture id or product name.
+    """Return the gpu of an architecture id or product name; a size in the name (``RTX 3060 8GB``) picks its memory.
 
     Raises:
         UnknownNameError: nothing is called so; the hint offers the nearest names.
     """
     names = _names()
     plain = name.strip().lower()
-    found = names.architectures.get(plain.split(":")[0]) or names.products.get(_plain(plain))
-    if found is None:
-        found = names.products.get(_plain(MEMORY.sub("", plain)))
-    if found is None:
-        raise UnknownNameError("gpu", name, names.known, hint="quantlab matrix --format json lists the gpus")
-    return found
+    architecture = names.architectures.get(plain.split(":")[0])
+    if architecture is not None:
+        return architecture
+    for part in (plain, MEMORY.sub("", plain), plain.partition("/")[0]):
+        found = names.products.get(_plain(part))
+        if found is not None:
+            return _with_memory(found, MEMORY.search(plain))
+    raise UnknownNameError("gpu", name, names.known, hint="quantlab matrix --format json lists the gpus")
+
+
+def _with_memory(found: Gpu, told: re.Match[str] | None) -> Gpu:
+    size = int(told.group(1)) * GIB if told is not None else None
+    return replace(found, memory_bytes=size) if size in found.memory_options_bytes else found
 
 
 def architectures() -> Mapping[str, Gpu]:
@@ -158,6 +168,7 @@ def _product(arch: Gpu, raw: Mapping[str, Any]) -> Gpu:
         wavefront=arch.wavefront,
         product=str(raw["name"]),
         memory_bytes=int(memory * GIB) if memory is not None else None,
+        memory_options_bytes=tuple(int(size * GIB) for size in raw.get("memory_options") or ()),
         bandwidth_bytes_per_second=float(bandwidth) * 1e9 if bandwidth is not None else None,
         devices_per_card=int(raw.get("devices_per_card") or 1),
         unified_memory=bool(raw.get("unified_memory")),

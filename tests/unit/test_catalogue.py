@@ -17,6 +17,8 @@ from quantlab.hardware.catalogue import architectures, gpu, products
         ("MI300X", "gfx942"),
         ("AMD Instinct MI300X OAM", "gfx942"),
         ("mi250", "gfx90a"),
+        ("AMD Instinct MI300X VF", "gfx942"),
+        ("AMD Instinct MI250X / MI250", "gfx90a"),
         ("MI355X", "gfx950"),
         ("RTX 3090", "sm_86"),
         ("NVIDIA GeForce RTX 3090", "sm_86"),
@@ -75,6 +77,15 @@ def test_figures_are_for_one_device():
     assert (mi250.devices_per_card, mi250.memory_bytes) == (2, 64 * 2**30)
     assert gpu("H200").bandwidth_bytes_per_second == 4.8e12
     assert gpu("Strix Halo").unified_memory
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [("RTX 3060", 12), ("RTX 3060 8GB", 8), ("Tesla V100-SXM2-16GB", 16), ("NVIDIA A100-SXM4-40GB", 40),
+     ("NVIDIA A100-SXM4-80GB", 80), ("RTX 3060 7GB", 12)],
+)  # fmt: skip
+def test_a_size_in_the_name_picks_the_memory_that_the_product_is_sold_with(name, gib):
+    assert gpu(name).memory_bytes == gib * 2**30
 
 
 def test_every_source_of_the_catalogue_is_known():
