@@ -240,6 +240,19 @@ def test_blocks_that_do_not_divide(tmp_path):
     assert "[48, 64]" in rules["ragged-blocks"].message
 
 
+def test_a_projection_that_is_dense_in_one_layer_only(tmp_path):
+    config, tensors = gptq()
+    tensors["model.layers.1.self_attn.q_proj.weight"] = ones((64, 64))
+    config = {**config, "num_hidden_layers": 2}
+    rules = found(tmp_path / "a", config, tensors)
+    assert set(rules) == {"uneven-layers", "unquantized-bulk"}
+    assert "model.layers.1.self_attn.q_proj" in rules["uneven-layers"].message
+    for entry in ("model.layers.1", "layers.1.self_attn", "model.layers.1.self_attn.q_proj"):
+        config["quantization_config"]["modules_to_not_convert"] = [entry]
+        rules = found(tmp_path / entry, config, tensors)
+        assert {rule: finding.severity for rule, finding in rules.items()} == {"unquantized-bulk": "info"}
+
+
 def test_tied_embeddings(tmp_path):
     config, tensors = gptq()
     tied = {**config, "tie_word_embeddings": True}

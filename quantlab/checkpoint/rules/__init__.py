@@ -18,6 +18,7 @@ RULES: Registry[Rule] = Registry(
             "config_dimensions",
             "ignore_entries",
             "unquantized_bulk",
+            "uneven_layers",
             "kv_cache_scales",
             "experts_complete",
             "ignored_labels",

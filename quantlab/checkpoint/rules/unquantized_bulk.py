@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from quantlab.checkpoint.facts import Finding
 from quantlab.checkpoint.open import Opened
+from quantlab.checkpoint.patterns import leaves_dense
 from quantlab.checkpoint.sizes import kind_of
 
 _DENSE = {"F32", "F16", "BF16"}
@@ -37,5 +38,8 @@ def check(opened: Opened) -> Iterator[Finding]:
                 f"{share:.0%} of the bytes are {kind} weights in 16 bit, such as {example[kind]}, "
                 f"in a checkpoint of {bits}-bit weights"
             )
+            if leaves_dense(example[kind].removesuffix(".weight"), facts.ignore):
+                yield Finding("unquantized-bulk", "info", where, f"{message} (the ignore list says so)")
+                continue
             fix = "quantize them too; a quantizer may not see fused experts" if kind == "experts" else None
             yield Finding("unquantized-bulk", "warning", where, message, fix)
