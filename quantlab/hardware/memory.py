@@ -184,16 +184,31 @@ def _cached_tokens(config: Mapping[str, Any], shape: Architecture, layers: int, 
 
 
 def footprint(
-    facts: CheckpointFacts, *, bits_per_weight: float, context: int, batch: int, counts: Counts | None = None
+    facts: CheckpointFacts,
+    *,
+    bits_per_weight: float,
+    context: int,
+    batch: int,
+    counts: Counts | None = None,
+    bits_per_expert: float | None = None,
 ) -> Footprint:
-    """Return what a model needs with its linear layers and experts at ``bits_per_weight`` (scales included)."""
+    """Return what a model needs, from the bits that a weight takes in memory (scales included).
+
+    Args:
+        facts: the checkpoint.
+        bits_per_weight: of linear layers; 16 where the engine multiplies them out when it loads.
+        context: tokens a sequence.
+        batch: sequences at a time.
+        counts: parameter counts, where the caller has them.
+        bits_per_expert: of routed experts; those of linear layers by default.
+    """
     data = read_section("memory")["memory"]
     counts = count_parameters(facts) if counts is None else counts
-    per_weight = bits_per_weight / 8
-    dense = DENSE_BYTES * (counts.embeddings + counts.other)
-    weights = int(per_weight * (counts.linear + counts.experts)) + dense
+    linear = bits_per_weight / 8 * counts.linear
+    experts = (bits_per_weight if bits_per_expert is None else bits_per_expert) / 8 * counts.experts
+    weights = int(linear + experts) + DENSE_BYTES * (counts.embeddings + counts.other)
     cache = kv_cache_bytes(facts, context=context, batch=batch)
     active = min(1.0, counts.active_fraction * batch)
-    read = per_weight * (counts.linear + counts.experts * active) + DENSE_BYTES * (counts.head + counts.other) + cache
+    read = linear + experts * active + DENSE_BYTES * (counts.head + counts.other) + cache
     overhead = int(data["overhead_bytes"] + data["overhead_fraction"] * weights)
     return Footprint(weights, cache, overhead, int(read))

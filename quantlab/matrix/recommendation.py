@@ -107,6 +107,7 @@ class _Option:
     scheme: Scheme
     bits_per_weight: float
     settings: tuple[str, ...] = ()
+    bits_per_expert: float | None = None
 
 
 def recommend(
@@ -137,15 +138,21 @@ def recommend(
     good: list[Candidate] = []
     refused: list[Refused] = []
     for option in _options(facts):
-        size = footprint(facts, bits_per_weight=option.bits_per_weight, context=context, batch=batch, counts=counts)
         for engine_name in _engines(engine, data):
             verdict = _verdict(option, facts, device, engine_name, data)
             if verdict.ok:
-                good.append(_candidate(str(model), option, verdict, size, engine=engine_name, device=device, batch=batch))
+                bits, expert = _bits_in_memory(option, verdict)
+                size = footprint(
+                    facts, bits_per_weight=bits, bits_per_expert=expert, context=context, batch=batch, counts=counts
+                )
+                good.append(
+                    _candidate(str(model), option, verdict, size, engine=engine_name, device=device, batch=batch)
+                )
             else:
                 said = (verdict.outcome, verdict.reason, verdict.sources)
                 refused.append(Refused(option.preset, engine_name, *said))
-    ranked = sorted(good, key=lambda item: (not item.fits, item.outcome != "works"))
+    dense = read_section("memory")["memory"]["dense_modes"]
+    ranked = sorted(good, key=lambda item: (not item.fits, item.outcome != "works", item.mode in dense))
     name = device.product or device.arch
     return Recommendation(
         str(model), name, device.memory_bytes, counts.total, context, batch, tuple(ranked), tuple(refused)
@@ -183,7 +190,8 @@ def _options(facts: CheckpointFacts) -> Iterator[_Option]:
     presets: Mapping[str, Any] = read_section("presets")["presets"]["presets"]
     quantized = facts.scheme.weights is not None
     if quantized:
-        yield _Option(AS_IT_IS, "as it is", facts.format, facts.scheme, _source_bits(facts))
+        bits, expert = _source_bits(facts)
+        yield _Option(AS_IT_IS, "as it is", facts.format, facts.scheme, bits, bits_per_expert=expert)
     for name in order:
         entry = presets.get(name)
         if entry is None or (quantized and name not in {"bf16", "fp16"}):
@@ -259,14 +267,23 @@ def bits_per_weight(scheme: WeightScheme) -> float:
     return bits
 
 
-def _source_bits(facts: CheckpointFacts) -> float:
-    """Return the mean bits of the quantized weights, from the bytes on disk where headers are at hand."""
-    stored = facts.bytes.get("codes", 0) + facts.bytes.get("scales", 0)
-    counts = facts.parameters
-    quantized = counts.get("attention", 0) + counts.get("mlp", 0) + counts.get("experts", 0)
-    if stored and quantized:
-        return 8 * stored / quantized
-    return bits_per_weight(facts.scheme.weights) if facts.scheme.weights else 16.0
+def _source_bits(facts: CheckpointFacts) -> tuple[float, float]:
+    """Return the mean stored bits of linear layers' and of experts' weights: of the headers, else of the scheme."""
+
+    def mean(*kinds: str) -> float | None:
+        weights = sum(facts.parameters.get(kind, 0) for kind in kinds)
+        stored = sum(facts.bytes.get(kind, 0) for kind in kinds)
+        return 8 * stored / weights if stored and weights else None
+
+    declared = bits_per_weight(facts.scheme.weights) if facts.scheme.weights else 16.0
+    return mean("attention", "mlp") or declared, mean("experts") or declared
+
+
+def _bits_in_memory(option: _Option, verdict: Verdict) -> tuple[float, float | None]:
+    """Return bits of linear and expert weights as the engine holds them; multiplied out, they are 16."""
+    if verdict.mode in read_section("memory")["memory"]["dense_modes"]:
+        return max(16.0, option.bits_per_weight), None
+    return option.bits_per_weight, option.bits_per_expert
 
 
 def _verdict(option: _Option, facts: CheckpointFacts, device: Gpu, engine: str, data: MatrixData) -> Verdict:

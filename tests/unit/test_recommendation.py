@@ -43,6 +43,17 @@ def test_the_decode_limit_is_bandwidth_over_bytes():
     assert dense.decode_limit == pytest.approx(4.8e12 / (16.06e9 - 2 * 525e6 + 4096 * 131072), rel=0.02)
 
 
+def test_weights_that_the_engine_multiplies_out_take_the_dense_model_s_memory():
+    by_preset = {item.preset: item for item in recommend(LLAMA, gpu="RTX 3090", engine="transformers").candidates}
+    dense, fp8, gptq = by_preset["as it is"], by_preset["fp8"], by_preset["gptq"]
+    assert fp8.mode == "dequantized"
+    assert (fp8.weights_bytes, fp8.decode_limit) == (dense.weights_bytes, dense.decode_limit)
+    assert gptq.weights_bytes < dense.weights_bytes / 2
+    assert recommend(LLAMA, gpu="RTX 3070", engine="transformers").best.mode != "dequantized"
+    order = list(by_preset)
+    assert order.index("gptq") < order.index("fp8")
+
+
 def test_group_sizes_fit_the_model_and_stand_in_the_command(sample_model):
     found = recommend(sample_model, gpu="RTX 3090", engine="vllm")
     gptq = next(item for item in found.candidates if item.preset == "gptq")
