@@ -141,6 +141,8 @@ def _reason(statement: Statement, query: Query, where: str | None) -> str:
 
 def text(version: Version) -> str:
     """Return a version for people; a point on the main branch says so."""
+    if not version.placed:
+        return f"{version.text!r}, which could not be placed,"
     return version.text if not (len(version.point) > 3 and version.point[3] == MAIN) else f"{version.text!r}"
 
 

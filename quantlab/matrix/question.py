@@ -109,6 +109,8 @@ def _versions(raw: Any, data: MatrixData) -> dict[str, Version]:
     for name, value in raw.items() if isinstance(raw, Mapping) else ():
         package = package_name(str(name))
         version = read_version(value, data.packages.get(package, History()))
+        if version is None and isinstance(value, str) and value.strip():
+            version = Version(value.strip()[:_LONGEST], (), approximate=True, placed=False)
         if version is not None:
             found[package] = version
     return found

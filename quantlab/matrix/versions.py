@@ -7,6 +7,7 @@ that day: newer than the newest release of then, older than the next one.
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,11 +52,14 @@ class Version:
         text: as it was written.
         point: comparable tuple.
         approximate: it was a guess, a date, a branch or a bound.
+        placed: False where nothing tells which version it is; it then lies in every range, so that a narrower
+            statement (mostly a failure) decides.
     """
 
     text: str
     point: Point
     approximate: bool = False
+    placed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class Range:
     def __contains__(self, version: object) -> bool:
         if not isinstance(version, Version):
             return False
+        if not version.placed:
+            return True
         point = version.point
         if self.low is not None and (point < self.low or (self.low_open and point == self.low)):
             return False
@@ -167,7 +173,7 @@ def _dated(words: str, date: re.Match[str], releases: Sequence[Release]) -> Vers
     year, month = date.group(1) or date.group(4), date.group(2) or "06"
     day = date.group(3) or "15"
     if re.search(r"<|\bbefore\b|\buntil\b|\bearly\b", words, re.IGNORECASE):
-        day = date.group(3) or "01"
+        day = date.group(3) or "00"
     elif re.search(r">|\bafter\b|\bsince\b|\blate\b", words, re.IGNORECASE):
         day = date.group(3) or "28"
     moment = f"{year}-{month}-{day}"
@@ -179,11 +185,16 @@ def _dated(words: str, date: re.Match[str], releases: Sequence[Release]) -> Vers
 
 
 def _at_pull(words: str, number: int, history: History) -> Version | None:
-    """Place a pull request by the dates of its neighbours."""
-    dates = [date for known, date in history.pulls if known <= number]
-    if not dates:
+    """Place a pull request between the dates of its neighbours."""
+    below = [(known, date) for known, date in history.pulls if known <= number]
+    above = [(known, date) for known, date in history.pulls if known > number]
+    if not below:
         return None
-    found = read_version(dates[-1], history)
+    moment = datetime.date.fromisoformat(below[-1][1])
+    if above:
+        span = datetime.date.fromisoformat(above[0][1]) - moment
+        moment += span * (number - below[-1][0]) // (above[0][0] - below[-1][0])
+    found = read_version(moment.isoformat(), history)
     return None if found is None else Version(words, found.point, approximate=True)
 
 
