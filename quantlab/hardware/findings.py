@@ -40,6 +40,35 @@ def device_files(machine: Machine) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def missing_files(machine: Machine) -> Iterator[Finding]:
+    """Device files that a container was not given."""
+    for file in machine.missing:
+        yield Finding(
+            "device-missing", "error", file, f"the kernel tells of an AMD gpu and {file} is not here",
+            "start the container with --device=/dev/kfd --device=/dev/dri --group-add video",
+        )  # fmt: skip
+
+
+def index_beyond_devices(machine: Machine) -> Iterator[Finding]:
+    """A visible-device variable that names a device which is not there."""
+    names: tuple[str, ...] = {"rocm": ("ROCR_VISIBLE_DEVICES",), "cuda": ("CUDA_VISIBLE_DEVICES",)}.get(
+        machine.backend, ()
+    )
+    if machine.backend == "rocm" and not machine.variables.get("ROCR_VISIBLE_DEVICES"):
+        names = HIP_SELECTORS
+    count = sum(device.told_by != "torch" for device in machine.accelerators)
+    for name in names:
+        chosen = [part.strip() for part in machine.variables.get(name, "").split(",")]
+        beyond = [part for part in chosen if part.isdigit() and int(part) >= count]
+        if beyond and count:
+            yield Finding(
+                "index-beyond-devices", "error", name,
+                f"{name}={machine.variables[name]} asks for {', '.join(beyond)} and there are {count} devices, "
+                "numbered from 0: what follows is not seen either",
+                f"export {name}={','.join(map(str, range(count)))}",
+            )  # fmt: skip
+
+
 def small_shared_memory(machine: Machine) -> Iterator[Finding]:
     """A /dev/shm of a container's default size, too small for several processes."""
     wanted = int(read_section("environments")["rocm"]["shared_memory_bytes"])
@@ -63,7 +92,7 @@ def wheel_against_gpu(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             "wheel-for-another-device", "error", f"torch {torch.version}",
             f"torch is a {torch.kind} build and the machine has {names}",
-            f"install a torch built for {' or '.join(sorted(wanted[vendor] for vendor in vendors))}",
+            "uv pip install --reinstall --torch-backend=auto torch",
         )  # fmt: skip
 
 
@@ -155,9 +184,11 @@ def _lies_in(text: str | None, accepted: str) -> bool:
 
 RULES: tuple[Rule, ...] = (
     device_files,
+    missing_files,
     wheel_against_gpu,
     torch_sees_nothing,
     hidden_devices,
+    index_beyond_devices,
     contradicting_variables,
     selection_inside_selection,
     rocm_knows_arch,

@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,7 @@ class Machine:
         devices: accelerators, then the processor.
         drivers: ``nvidia`` and ``amdgpu`` driver versions, ``rocm`` version, where they are known.
         unreadable: device files that exist and cannot be opened.
+        missing: device files that the kernel's topology promises and that are not there (a container without them).
         variables: those of ``VARIABLES`` that are set, empty values too.
         packages: installed distributions.
         torch: the torch build, or None where torch is not installed.
@@ -111,6 +112,7 @@ class Machine:
     cpu_flags: tuple[str, ...] = ()
     drivers: Mapping[str, str] = field(default_factory=dict)
     unreadable: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
     torch: TorchBuild | None = None
@@ -154,8 +156,8 @@ def this_machine(*, ask_torch: bool = True) -> Machine:
     packages = installed_packages()
     torch = probes.ask_torch(packages["torch"]) if ask_torch and "torch" in packages else None
     accelerators = probes.accelerators()
-    if not accelerators and torch is not None:
-        accelerators = list(torch.devices)
+    if torch is not None:
+        accelerators = completed(accelerators, torch.devices) if accelerators else list(torch.devices)
     return Machine(
         system=platform.system(),
         processor=platform.machine(),
@@ -166,10 +168,28 @@ def this_machine(*, ask_torch: bool = True) -> Machine:
         cpu_flags=probes.cpu_flags(),
         drivers=probes.drivers(),
         unreadable=probes.unreadable_device_files(),
+        missing=probes.missing_device_files(),
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
         packages=packages,
         torch=torch,
     )
+
+
+def completed(told: list[Device], by_torch: tuple[Device, ...]) -> list[Device]:
+    """Return the devices of drivers and kernel with torch's product names and feature suffixes.
+
+    The kernel names a die, not a product; torch numbers what the variables leave visible. So only an architecture
+    whose devices all bear one name in torch says what the others of that architecture are called.
+    """
+    filled = []
+    for device in told:
+        names = {(seen.name, seen.features) for seen in by_torch if seen.arch == device.arch}
+        if device.arch is not None and len(names) == 1:
+            name, features = next(iter(names))
+            named = device.name if device.told_by != "kfd" else name
+            device = replace(device, name=named, features=device.features or features)  # noqa: PLW2901
+        filled.append(device)
+    return filled
 
 
 def local_architectures() -> list[str]:
@@ -225,7 +245,7 @@ def parse_machine(content: Any, *, where: str) -> Machine:
             "devices": tuple(Device(**device) for device in content["devices"]),
             "torch": None if torch is None else _torch(torch),
         }  # fmt: skip
-        for name in ("cpu_flags", "unreadable"):
+        for name in ("cpu_flags", "unreadable", "missing"):
             raw[name] = tuple(raw.get(name, ()))
         return Machine(**raw)
     except (TypeError, KeyError, AttributeError) as error:

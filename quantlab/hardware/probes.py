@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def ask_torch(version: str) -> TorchBuild:
 
 def accelerators() -> list[Device]:
     """Return the accelerators that drivers and kernel files tell of, without torch."""
-    found = [*_nvidia(), *(_kfd() or _rocm_tools())]
+    by_tool = _amd_smi() or _rocm_tools()
+    found = [*_nvidia(), *(_named(_kfd(), by_tool) or by_tool)]
     if not found and sys.platform == "darwin":
         found = _apple()
     return found
@@ -137,6 +139,37 @@ def _product_name(node: Path) -> str | None:
     with contextlib.suppress(OSError):
         return (node / "name").read_text(encoding="utf-8").strip() or None
     return None
+
+
+def _named(told: list[Device], by_tool: list[Device]) -> list[Device]:
+    """Return the kernel's devices with the tool's product names, where both count the same devices."""
+    if [device.arch for device in told] != [device.arch for device in by_tool]:
+        return told
+    return [
+        replace(device, name=other.name, told_by="kfd, amd-smi") for device, other in zip(told, by_tool, strict=True)
+    ]
+
+
+def _amd_smi() -> list[Device]:
+    return amd_smi_devices(_say("amd-smi", "static", "--asic", "--vram", "--json") or "")
+
+
+def amd_smi_devices(text: str) -> list[Device]:
+    """Return the devices of ``amd-smi static --asic --vram --json``; none where it is of another form.
+
+    ROCm 7 wraps the list into ``gpu_data``, ROCm 6 prints the list (ROCm/amdsmi: amdsmi_cli/amdsmi_commands.py).
+    """
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        content = json.loads(text)
+        found: list[Device] = []
+        for card in content["gpu_data"] if isinstance(content, dict) else content:
+            arch = card["asic"].get("target_graphics_version")
+            size = card.get("vram", {}).get("size", {}).get("value")
+            memory = int(size) * 2**20 if str(size).isdigit() else None
+            name = str(card["asic"]["market_name"])
+            found.append(Device(int(card["gpu"]), "amd", arch or _arch_of(name), name, memory, told_by="amd-smi"))
+        return found
+    return []
 
 
 def _rocm_tools() -> list[Device]:
@@ -216,6 +249,13 @@ def drivers() -> dict[str, str]:
         "rocm": _text("/opt/rocm/.info/version").strip(),
     }
     return {name: version for name, version in found.items() if version}
+
+
+def missing_device_files() -> tuple[str, ...]:
+    """Return device files that the kernel's topology promises and that are not there, as in a bare container."""
+    if not any(_properties(file).get("gfx_target_version") for file in KFD.glob("*/properties")):
+        return ()
+    return tuple(path for path in ("/dev/kfd", "/dev/dri") if not Path(path).exists())
 
 
 def unreadable_device_files() -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """doctor finds what is wrong on machines of every kind, from recorded descriptions, and on this one."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,8 +9,8 @@ import quantlab
 from quantlab.cli import main
 from quantlab.errors import UsageError
 from quantlab.hardware.diagnosis import doctor
-from quantlab.hardware.machine import parse_machine, read_machine, this_machine
-from quantlab.hardware.probes import gfx_name
+from quantlab.hardware.machine import Device, completed, parse_machine, read_machine, this_machine
+from quantlab.hardware.probes import amd_smi_devices, gfx_name
 
 GIB = 2**30
 
@@ -56,8 +57,10 @@ def test_a_healthy_mi300x_has_no_findings_and_fp8_works_there():
     ("change", "rule", "words", "fix"),
     [
         ({"unreadable": ["/dev/kfd"]}, "device-access", "/dev/kfd", "usermod -aG render,video"),
+        ({"missing": ["/dev/kfd"]}, "device-missing", "/dev/kfd is not here", "--device=/dev/kfd"),
+        ({"variables": {"HIP_VISIBLE_DEVICES": "0,4"}}, "index-beyond-devices", "asks for 4", "HIP_VISIBLE_DEVICES=0"),
         ({"shm_bytes": 64 * 2**20}, "small-shm", "64 MiB", "--shm-size"),
-        ({"variables": {"HIP_VISIBLE_DEVICES": ""}}, "all-devices-hidden", "HIP_VISIBLE_DEVICES=''", "unset HIP_VISIBLE"),
+        ({"variables": {"HIP_VISIBLE_DEVICES": ""}}, "all-devices-hidden", "HIP_VISIBLE_DEVICES=''", "unset HIP_VIS"),
         ({"variables": {"CUDA_VISIBLE_DEVICES": "-1"}}, "all-devices-hidden", "-1", "unset CUDA_VISIBLE_DEVICES"),
         (
             {"variables": {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "1"}},
@@ -71,7 +74,7 @@ def test_a_healthy_mi300x_has_no_findings_and_fp8_works_there():
         ({"drivers": {"rocm": "6.4.1"}}, "rocm-wheel-and-driver", "6.4.1", "built for ROCm 6"),
         (
             {"torch": torch_build("2.13.0+cu130", cuda="13.0")},
-            "wheel-for-another-device", "cuda build", "torch built for rocm",
+            "wheel-for-another-device", "cuda build", "--torch-backend=auto",
         ),
         ({"torch": torch_build("2.13.0+rocm7.2", hip="7.2")}, "torch-sees-no-device", "sees none", "driver"),
         (
@@ -131,6 +134,34 @@ def test_xpu_and_mps_machines_get_their_own_answers(gpu, build, arch):
     assert found.ok
     assert [item.gpu for item in found.works] == [arch]
     assert found.works[0].fails
+
+
+def test_an_index_beyond_the_devices_is_found_on_nvidia_and_ids_are_left_alone():
+    found = rules(doctor(machine(RTX3090, torch=CUDA, variables={"CUDA_VISIBLE_DEVICES": "2"})))
+    assert found["index-beyond-devices"].fix == "export CUDA_VISIBLE_DEVICES=0"
+    by_id = machine(RTX3090, torch=CUDA, variables={"CUDA_VISIBLE_DEVICES": "GPU-8932f937"})
+    assert doctor(by_id).findings == ()
+
+
+def test_torch_names_what_the_kernel_only_numbers():
+    dies = [Device(index, "amd", "gfx942", "ip discovery", told_by="kfd") for index in range(2)]
+    seen = Device(0, "amd", "gfx942", "AMD Instinct MI300X", features="sramecc+:xnack-", told_by="torch")
+    assert [(die.name, die.features) for die in completed(dies, (seen,))] == [
+        ("AMD Instinct MI300X", "sramecc+:xnack-")
+    ] * 2
+    assert completed(dies, ()) == dies
+    other = replace(seen, name="AMD Instinct MI325X")
+    assert completed(dies, (seen, other)) == dies
+
+
+def test_amd_smi_of_rocm_6_and_7_is_read_and_another_form_is_not():
+    card = {"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X", "target_graphics_version": "gfx942"},
+            "vram": {"size": {"value": 196592, "unit": "MB"}}}  # fmt: skip
+    for text in (json.dumps([card]), json.dumps({"gpu_data": [card]})):
+        (found,) = amd_smi_devices(text)
+        assert (found.arch, found.name, found.memory_bytes) == ("gfx942", "AMD Instinct MI300X", 196592 * 2**20)
+    for text in ("", "{}", "[1]", '[{"asic": "x"}]'):
+        assert amd_smi_devices(text) == []
 
 
 def test_kfd_numbers_become_architectures():
