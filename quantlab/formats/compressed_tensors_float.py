@@ -107,6 +107,7 @@ class PlainCodec:
             scale_rule="e8m0" if scheme.scale_type == "e8m0" else "linear",
             input_scale=tensors.get("input_scale"),
             dtype=headers.dense_dtype(layer, scale),
+            dense_transposed=headers.is_transposed(layer),
         )
 
     def obstacle(self, weight: QuantizedTensor) -> Obstacle | None:

@@ -108,6 +108,7 @@ class Fp4Codec:
             scale_rule="linear" if self._has_global else "e8m0",
             input_scale=None if inputs is None else 1.0 / inputs.float(),
             dtype=headers.dense_dtype(layer, scale),
+            dense_transposed=headers.is_transposed(layer),
             extra={} if inputs is None else {"input_global_scale": inputs},
         )
 

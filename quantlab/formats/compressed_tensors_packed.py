@@ -93,6 +93,7 @@ class PackedCodec:
             zeros=zeros,
             group_map=tensors.get("g_idx"),
             dtype=headers.dense_dtype(layer, scale),
+            dense_transposed=headers.is_transposed(layer),
         )
 
     def obstacle(self, weight: QuantizedTensor) -> Obstacle | None:

@@ -74,6 +74,7 @@ class Fp8Codec:
             scale_rule="e8m0" if exponents else "linear",
             input_scale=inputs,
             dtype=headers.dense_dtype(layer, scale),
+            dense_transposed=headers.is_transposed(layer),
         )
 
     def obstacle(self, weight: QuantizedTensor) -> Obstacle | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quantlab.checkpoint.facts import CheckpointFacts, TensorInfo
 from quantlab.errors import CheckpointError
 from quantlab.formats.interface import Layer
+from quantlab.matrix.data import read_section
 
 if TYPE_CHECKING:
     import torch
@@ -101,8 +102,14 @@ def role_names(module: str, shape: tuple[int, ...], roles: Mapping[str, str]) ->
 
 
 def options(facts: CheckpointFacts) -> dict[str, Any]:
-    """Return what decoding must know of the model beyond the layer: the dtype of its dense weights."""
-    return {"dtype": facts.architecture.torch_dtype}
+    """Return what decoding must know of the model: the dtype of its dense weights, and how fused experts lie there."""
+    turned = read_section("architectures")["architectures"]["transposed_experts"]
+    return {"dtype": facts.architecture.torch_dtype, "transposed_experts": facts.architecture.model_type in turned}
+
+
+def is_transposed(layer: Layer) -> bool:
+    """Say whether a dense checkpoint of the model keeps this layer as ``(experts, in, out)``."""
+    return len(layer.shape) == 3 and bool(layer.options.get("transposed_experts"))
 
 
 def dense_dtype(layer: Layer, scales: torch.Tensor) -> str:

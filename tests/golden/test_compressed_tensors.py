@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,20 @@ def test_fused_experts_keep_their_axis_and_name() -> None:
         assert (layer.name, layer.weight_name, layer.shape) == (fused, fused, (3, 64, 128))
         decoded = codec.decode(layer, {role: stored[name] for role, name in layer.tensors.items()})
         assert same_bits(dequantize(decoded), dequantize(weight))
+
+
+def test_experts_of_gpt_oss_come_out_as_its_dense_checkpoint_has_them() -> None:
+    """The model type says that dense experts lie as (experts, in, out); in the quantized file they do not."""
+    experts = quantize(torch.stack([awkward(64, 128, seed=seed) for seed in range(2)]), CASES["mxfp4"][2])
+    codec, fused = FORMATS["compressed-tensors/mxfp4-pack-quantized"], "model.layers.0.mlp.experts.gate_up_proj"
+    stored = codec.encode(fused, experts)
+    facts = checkpoint(stored, codec.id, codec.config({fused: experts.format}, (), checkpoint({}, "dense", None)))
+    facts = replace(facts, architecture=replace(facts.architecture, model_type="gpt_oss"))
+    (layer,) = codec.layers(facts)
+    decoded = codec.decode(layer, {role: stored[name] for role, name in layer.tensors.items()})
+    dense = FORMATS["dense"].encode(fused, decoded)[fused]
+    assert same_bits(dense, dequantize(experts, torch.bfloat16).mT.contiguous())
+    assert FORMATS["mxfp4"].obstacle(decoded) is None
 
 
 def _model(folder: Path) -> Any:
