@@ -93,7 +93,7 @@ def gpu(name: str) -> Gpu:
     architecture = names.architectures.get(plain.split(":")[0])
     if architecture is not None:
         return architecture
-    for part in (plain, MEMORY.sub("", plain), plain.partition("/")[0]):
+    for part in (plain, MEMORY.sub("", plain), plain.partition("/")[0], plain.partition("[")[2]):
         found = names.products.get(_plain(part))
         if found is not None:
             return _with_memory(found, MEMORY.search(plain))

@@ -15,7 +15,7 @@ from quantlab.hardware.findings_rocm import (
 )
 from quantlab.hardware.machine import Machine
 from quantlab.matrix.data import read_section
-from quantlab.matrix.versions import parse_range, read_version
+from quantlab.matrix.versions import parse_range, point, read_version
 
 Rule = Callable[[Machine], Iterator[Finding]]
 
@@ -94,6 +94,20 @@ def wheel_against_gpu(machine: Machine) -> Iterator[Finding]:
             f"torch is a {torch.kind} build and the machine has {names}",
             "uv pip install --reinstall --torch-backend=auto torch",
         )  # fmt: skip
+
+
+def cuda_wheel_against_driver(machine: Machine) -> Iterator[Finding]:
+    """A CUDA wheel that asks for a newer NVIDIA driver."""
+    built = machine.torch.cuda if machine.torch is not None else None
+    driver = machine.drivers.get("nvidia")
+    oldest = read_section("environments")["cuda"]["minimum_driver"].get((built or "").partition(".")[0])
+    if machine.torch is None or not driver or not oldest or point(driver) >= point(oldest):
+        return
+    yield Finding(
+        "cuda-wheel-and-driver", "error", f"torch {machine.torch.version}",
+        f"the wheel is built for CUDA {built}, which asks for driver {oldest} or newer, and the driver is {driver}",
+        "uv pip install --reinstall --torch-backend=auto torch",
+    )  # fmt: skip
 
 
 def torch_sees_nothing(machine: Machine) -> Iterator[Finding]:
@@ -186,6 +200,7 @@ RULES: tuple[Rule, ...] = (
     device_files,
     missing_files,
     wheel_against_gpu,
+    cuda_wheel_against_driver,
     torch_sees_nothing,
     hidden_devices,
     index_beyond_devices,

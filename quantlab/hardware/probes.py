@@ -163,7 +163,7 @@ def amd_smi_devices(text: str) -> list[Device]:
         content = json.loads(text)
         found: list[Device] = []
         for card in content["gpu_data"] if isinstance(content, dict) else content:
-            arch = card["asic"].get("target_graphics_version")
+            arch = str(card["asic"].get("target_graphics_version") or "").partition(":")[0].lower()
             size = card.get("vram", {}).get("size", {}).get("value")
             memory = int(size) * 2**20 if str(size).isdigit() else None
             name = str(card["asic"]["market_name"])

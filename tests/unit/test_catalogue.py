@@ -18,6 +18,7 @@ from quantlab.hardware.catalogue import architectures, gpu, products
         ("AMD Instinct MI300X OAM", "gfx942"),
         ("mi250", "gfx90a"),
         ("AMD Instinct MI300X VF", "gfx942"),
+        ("Navi 31 [Radeon RX 7900 XTX]", "gfx1100"),
         ("AMD Instinct MI250X / MI250", "gfx90a"),
         ("MI355X", "gfx950"),
         ("RTX 3090", "sm_86"),

@@ -143,6 +143,14 @@ def test_an_index_beyond_the_devices_is_found_on_nvidia_and_ids_are_left_alone()
     assert doctor(by_id).findings == ()
 
 
+@pytest.mark.parametrize(("driver", "too_old"), [("550.54.15", True), ("580.65.06", False), ("595.10", False)])
+def test_a_cuda_wheel_asks_for_its_driver(driver, too_old):
+    found = rules(doctor(machine(RTX3090, torch=CUDA, drivers={"nvidia": driver})))
+    assert ("cuda-wheel-and-driver" in found) == too_old
+    if too_old:
+        assert "driver 580 or newer" in found["cuda-wheel-and-driver"].message
+
+
 def test_torch_names_what_the_kernel_only_numbers():
     dies = [Device(index, "amd", "gfx942", "ip discovery", told_by="kfd") for index in range(2)]
     seen = Device(0, "amd", "gfx942", "AMD Instinct MI300X", features="sramecc+:xnack-", told_by="torch")
@@ -155,7 +163,7 @@ def test_torch_names_what_the_kernel_only_numbers():
 
 
 def test_amd_smi_of_rocm_6_and_7_is_read_and_another_form_is_not():
-    card = {"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X", "target_graphics_version": "gfx942"},
+    card = {"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X", "target_graphics_version": "GFX942:sramecc+"},
             "vram": {"size": {"value": 196592, "unit": "MB"}}}  # fmt: skip
     for text in (json.dumps([card]), json.dumps({"gpu_data": [card]})):
         (found,) = amd_smi_devices(text)
