@@ -72,7 +72,7 @@ def _recognised(words: Mapping[str, Any], config: Mapping[str, Any], architectur
     """Return what a loader's own config says, or None where the question is in people's words."""
     raw_model = "architectures" in architecture or "model_type" in architecture
     spoken = any(isinstance(words.get(key), str) and words[key] for key in ("method", "format"))
-    if not (_MARKS & set(config)) and (spoken or config or not raw_model):
+    if not (_MARKS & set(config)) and (spoken or not raw_model):
         return None
     from quantlab.checkpoint.recognition import recognise
 

@@ -7,7 +7,7 @@ that day: newer than the newest release of then, older than the next one.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -190,9 +190,9 @@ def _at_pull(words: str, number: int, history: History) -> Version | None:
     above = [(known, date) for known, date in history.pulls if known > number]
     if not below:
         return None
-    moment = datetime.date.fromisoformat(below[-1][1])
+    moment = dt.date.fromisoformat(below[-1][1])
     if above:
-        span = datetime.date.fromisoformat(above[0][1]) - moment
+        span = dt.date.fromisoformat(above[0][1]) - moment
         moment += span * (number - below[-1][0]) // (above[0][0] - below[-1][0])
     found = read_version(moment.isoformat(), history)
     return None if found is None else Version(words, found.point, approximate=True)

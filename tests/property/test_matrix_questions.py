@@ -35,7 +35,7 @@ WORDS = st.sampled_from(
         "()[",
         "-1",
         "e4m3",
-    ]  # fmt: skip
+    ]
 )
 KEYS = st.sampled_from(
     [
@@ -65,7 +65,7 @@ KEYS = st.sampled_from(
         "model_type",
         "hidden_size",
         "kv_cache_scheme",
-    ]  # fmt: skip
+    ]
 )
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.text(max_size=20)
 VALUES = st.recursive(
