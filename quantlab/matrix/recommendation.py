@@ -190,7 +190,7 @@ def _options(facts: CheckpointFacts) -> Iterator[_Option]:
     presets: Mapping[str, Any] = read_section("presets")["presets"]["presets"]
     quantized = facts.scheme.weights is not None
     if quantized:
-        bits, expert = _source_bits(facts)
+        bits, expert = stored_bits(facts)
         yield _Option(AS_IT_IS, "as it is", facts.format, facts.scheme, bits, bits_per_expert=expert)
     for name in order:
         entry = presets.get(name)
@@ -267,7 +267,7 @@ def bits_per_weight(scheme: WeightScheme) -> float:
     return bits
 
 
-def _source_bits(facts: CheckpointFacts) -> tuple[float, float]:
+def stored_bits(facts: CheckpointFacts) -> tuple[float, float]:
     """Return the mean stored bits of linear layers' and of experts' weights: of the headers, else of the scheme."""
 
     def mean(*kinds: str) -> float | None:
@@ -331,4 +331,4 @@ def _commands(model: str, option: _Option, engine: str, device: Gpu) -> Iterator
         yield serve.format(path=shlex.quote(path))
 
 
-__all__ = ["Candidate", "Counts", "Recommendation", "Refused", "bits_per_weight", "recommend"]
+__all__ = ["Candidate", "Counts", "Recommendation", "Refused", "bits_per_weight", "recommend", "stored_bits"]

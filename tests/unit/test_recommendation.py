@@ -1,15 +1,18 @@
 """Recommendations fit, run by the matrix's word, and come with commands."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import quantlab
-from quantlab.checkpoint.facts import WeightScheme
+from quantlab.checkpoint.facts import Scheme, WeightScheme
+from quantlab.checkpoint.open import read
 from quantlab.cli import main
 from quantlab.conversion.presets import find_preset
-from quantlab.matrix.recommendation import bits_per_weight, recommend
+from quantlab.hardware.memory import footprint
+from quantlab.matrix.recommendation import bits_per_weight, recommend, stored_bits
 
 SHAPES = Path(__file__).resolve().parents[2] / "scripts" / "shapes"
 LLAMA = SHAPES / "llama-3.1-8b.json"
@@ -73,6 +76,21 @@ def test_a_quantized_checkpoint_is_offered_as_it_is_and_multiplied_out(tmp_path)
     assert {item.preset for item in on_hopper.candidates} == {"as it is", "bf16"}
     on_cdna2 = recommend(tmp_path, gpu="MI250", engine="vllm")
     assert on_cdna2.best.preset == "bf16"
+
+
+def test_stored_bytes_of_dense_layers_and_packed_experts_are_counted_as_they_are():
+    facts = read(str(SHAPES / "qwen3-30b-a3b.json"))
+    experts, attention = 10_000_000, 1_000_000
+    stored = replace(
+        facts,
+        scheme=Scheme(weights=WeightScheme(4, "float", "group", 32, True, "float4_e2m1", "e8m0")),
+        parameters={"experts": experts, "attention": attention, "total": experts + attention},
+        bytes={"experts": experts * 17 // 32, "attention": attention * 2},
+    )
+    assert stored_bits(stored) == (16.0, 4.25)
+    size = footprint(stored, bits_per_weight=16.0, bits_per_expert=4.25, context=1, batch=1)
+    assert size.weights == sum(stored.bytes.values())
+    assert stored_bits(replace(stored, parameters={}, bytes={})) == (4.25, 4.25)
 
 
 def test_bits_of_a_weight_include_its_scales():
