@@ -28,6 +28,7 @@ from quantlab.formats.gguf_rope import ROPE_FACTORS, rope_config
 from quantlab.formats.gguf_tokenizer import tokenizer_files, write_tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from gguf import ReaderTensor
 
@@ -104,16 +105,21 @@ class GgufModel:
             values = values.copy()
         return torch.from_numpy(values).reshape(entry.shape).float()
 
+    def raw(self, entry: GgufEntry) -> np.ndarray[Any, Any]:
+        """Return a copy of a quantized tensor's bytes, ``uint8`` ``[rows, row bytes]``, as the file has them."""
+        import numpy as np
+
+        return np.array(self._tensors[entry.name].data, dtype=np.uint8)
+
     def quantized(self, entry: GgufEntry) -> Iterator[tuple[str, QuantizedTensor]] | None:
         """Return a tensor's codes and scales under its folder names, or None where its type has no such form."""
-        import numpy as np
         import torch
 
         from quantlab.formats.gguf_blocks import BLOCKS, decode_blocks
 
         if entry.type not in BLOCKS or len(entry.shape) < 2 or entry.target.row:
             return None
-        raw = torch.from_numpy(np.array(self._tensors[entry.name].data, dtype=np.uint8))
+        raw = torch.from_numpy(self.raw(entry))
         return ((name, decode_blocks(part, entry.type)) for name, part in self.named(entry, raw))
 
     def write_tokenizer(self, folder: Path) -> list[str]:
