@@ -7,6 +7,7 @@ then does the folder get its name. A result that fails its check keeps the name 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -155,6 +156,7 @@ def quantize(request: QuantizeRequest, facts: CheckpointFacts, observe: Observer
         removed = strip_leaks(staging, library(request.quantizer).strip, (scratch, request.source.resolve()))
         copy_companions(request.source, staging)
         dense = dense_share(request.source, staging)
+        _require_quantized(request, staging, dense, log)
         depth = request.verify or ("quality" if ahead.calibrated else "load")
         check = verify(request.source, staging, depth, device=request.device, log=log, observe=observe)
         report = outcome["report"]
@@ -255,6 +257,16 @@ def _run_library(
     if refused:
         raise UsageError(refused["message"], hint=refused["hint"])
     return outcome.result
+
+
+def _require_quantized(request: QuantizeRequest, staging: Path, dense: DenseShare, log: Path) -> None:
+    """Stop where a library succeeded at nothing: an llm-compressor recipe without a known stage does that."""
+    config = json.loads((staging / "config.json").read_text(encoding="utf-8"))
+    if "quantization_config" in config and (not dense.total or dense.share < 1.0):
+        return
+    message = f"{library(request.quantizer).title} ended without an error and quantized nothing"
+    hint = "is every stage and modifier of the recipe spelled right?" if request.recipe else "see its log"
+    raise QuantizerFailed(message, hint=f"{hint} log: {log}")
 
 
 def _text(path: Path | None) -> str | None:

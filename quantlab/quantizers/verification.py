@@ -6,7 +6,7 @@ with random experts, stop at the first forward pass or give NaN; in most of thes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from quantlab import worker
 from quantlab.progress import Observer, Progress, silent
 from quantlab.text import builtin
 
+Report = Callable[[Progress | Mapping[str, Any]], None]
 Depth = Literal["none", "load", "quality"]
 
 WINDOWS, LENGTH = 4, 512
@@ -60,41 +61,38 @@ def verify(
     """Read the result back and judge it; None where the user wants no check."""
     if depth == "none":
         return None
-    observe(Progress("verify", 0, 2 if depth == "quality" else 1, "models", "loading the result"))
-    found = _measured(output, device, log)
-    if found.kind != "done" or found.result is None:
-        words = f"{found.error}: {(found.message or '').strip().splitlines()[0] if found.message else found.kind}"
-        return Verification(ok=False, problems=(f"the result does not load or run: {words}",), seconds=found.seconds)
-    problems = _problems(found.result)
-    reference, seconds = None, found.seconds
-    if depth == "quality" and not problems:
-        observe(Progress("verify", 1, 2, "models", "measuring the source"))
-        before = _measured(source, device, log)
-        reference = None if before.result is None else before.result["perplexity"]
-        seconds += before.seconds
-    warnings = []
-    measured = found.result["perplexity"]
-    if reference is not None and measured > RUINED * reference:
-        problems.append(f"perplexity rose from {reference:.2f} to {measured:.2f}")
-    elif reference is not None and measured > DEGRADED * reference:
-        warnings.append(f"perplexity rose from {reference:.2f} to {measured:.2f}")
+    folders = [output, source] if depth == "quality" else [output]
+    ended = worker.run(
+        "quantlab.quantizers.verification:measure",
+        {"folders": [str(folder) for folder in folders], "device": device},
+        log=log,
+        environment={"HF_HUB_OFFLINE": "1"},
+        observe=observe,
+    )
+    found, before = ended.partial.get("0"), ended.partial.get("1")
+    if found is None:
+        words = f"{ended.error}: {(ended.message or ended.kind).strip().splitlines()[0]}"
+        return Verification(ok=False, problems=(f"the result does not load or run: {words}",), seconds=ended.seconds)
+    return _judged(found, None if before is None else before["perplexity"], round(ended.seconds, 2))
+
+
+def _judged(found: Mapping[str, Any], reference: float | None, seconds: float) -> Verification:
+    problems, warnings = _problems(found), list[str]()
+    measured = found["perplexity"]
+    if reference is not None and measured is not None and measured > DEGRADED * reference:
+        words = f"perplexity rose from {reference:.2f} to {measured:.2f}"
+        (problems if measured > RUINED * reference else warnings).append(words)
     return Verification(
         not problems,
         tuple(problems),
         tuple(warnings),
         measured,
         reference,
-        found.result["tokens"],
-        found.result["text_sha256"],
-        found.result["modules"],
-        round(seconds, 2),
+        found["tokens"],
+        found["text_sha256"],
+        found["modules"],
+        seconds,
     )
-
-
-def _measured(folder: Path, device: str, log: Path | None) -> worker.Outcome:
-    argument = {"folder": str(folder), "device": device}
-    environment = {"HF_HUB_OFFLINE": "1"}
-    return worker.run("quantlab.quantizers.verification:measure", argument, log=log, environment=environment)
 
 
 def _problems(result: Mapping[str, Any]) -> list[str]:
@@ -108,12 +106,23 @@ def _problems(result: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def measure(argument: Mapping[str, Any], report: Any) -> dict[str, Any]:  # noqa: ARG001 - a worker's signature
-    """Load a folder and measure it; runs in a worker.
+def measure(argument: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    """Measure folders one after the other; runs in a worker.
 
     Args:
-        argument: ``folder`` and ``device``.
-        report: not used.
+        argument: ``folders`` (the result, then perhaps the source) and ``device``.
+        report: receives what ``measure_folder`` saw of each folder, under its number as text.
+    """
+    folders = argument["folders"]
+    for number, folder in enumerate(folders):
+        words = "loading the result" if number == 0 else "measuring the source"
+        report(Progress("verify", number, len(folders), "models", words))
+        report({str(number): measure_folder(Path(folder), argument["device"])})
+    return {}
+
+
+def measure_folder(folder: Path, device: str) -> dict[str, Any]:
+    """Load a folder and measure it.
 
     Returns:
         The loading report's keys, module classes, and the perplexity, None where a logit is not finite.
@@ -123,14 +132,14 @@ def measure(argument: Mapping[str, Any], report: Any) -> dict[str, Any]:  # noqa
     from transformers import AutoModelForCausalLM
 
     model, loading = AutoModelForCausalLM.from_pretrained(
-        argument["folder"],
+        folder,
         dtype="auto",
-        device_map=argument["device"],
+        device_map=device,
         output_loading_info=True,
         local_files_only=True,
     )
     text = builtin("evaluation")
-    windows = _windows(Path(argument["folder"]), text.content, model)
+    windows = _windows(folder, text.content, model)
     perplexity = _perplexity(model.eval(), windows)
     return {
         **{kind: sorted(map(str, loading.get(kind) or ())) for kind in ("missing_keys", "unexpected_keys")},
