@@ -13,7 +13,7 @@ from quantlab.hardware.findings_rocm import (
     selection_inside_selection,
     wheel_against_driver,
 )
-from quantlab.hardware.machine import Machine
+from quantlab.hardware.machine import OWN_BACKEND, Machine
 from quantlab.matrix.data import read_section
 from quantlab.matrix.versions import parse_range, point, read_version
 
@@ -86,8 +86,7 @@ def wheel_against_gpu(machine: Machine) -> Iterator[Finding]:
     torch, vendors = machine.torch, machine.vendors
     if torch is None or not vendors:
         return
-    wanted = {"amd": "rocm", "nvidia": "cuda", "intel": "xpu", "apple": "mps"}
-    if torch.kind not in {wanted.get(vendor) for vendor in vendors}:
+    if torch.kind not in {OWN_BACKEND.get(vendor) for vendor in vendors}:
         names = ", ".join(sorted({device.name for device in machine.accelerators}))
         yield Finding(
             "wheel-for-another-device", "error", f"torch {torch.version}",
@@ -113,7 +112,7 @@ def cuda_wheel_against_driver(machine: Machine) -> Iterator[Finding]:
 def torch_sees_nothing(machine: Machine) -> Iterator[Finding]:
     """The right build, and it sees no device."""
     torch = machine.torch
-    if torch is None or torch.kind == "cpu" or torch.available or not machine.accelerators:
+    if torch is None or torch.kind != machine.backend or torch.available or not machine.accelerators:
         return
     why = torch.error or "the driver may not fit, or a variable hides the devices"
     yield Finding(

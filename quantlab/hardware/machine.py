@@ -85,6 +85,10 @@ VARIABLES = (
 """Environment variables that decide which devices are seen and which kernels run."""
 
 
+OWN_BACKEND = {"amd": "rocm", "nvidia": "cuda", "intel": "xpu", "apple": "mps"}
+"""The stack that drives a vendor's gpus, as torch's builds are named."""
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Everything that ``doctor`` judges.
@@ -129,11 +133,11 @@ class Machine:
 
     @property
     def backend(self) -> str:
-        """Return the stack that reads the visible-device variables here: torch's build, else the gpus' own."""
-        if self.torch is not None and self.torch.kind != "cpu":
+        """Return the stack that reads the visible-device variables: torch's where it fits a gpu, else the gpus'."""
+        own = [OWN_BACKEND[device.vendor] for device in self.accelerators if device.vendor in OWN_BACKEND]
+        if self.torch is not None and self.torch.kind != "cpu" and (not own or self.torch.kind in own):
             return self.torch.kind
-        own = {"amd": "rocm", "nvidia": "cuda", "intel": "xpu", "apple": "mps"}
-        return own.get(self.accelerators[0].vendor, "cpu") if self.accelerators else "cpu"
+        return own[0] if own else "cpu"
 
     @property
     def main_device(self) -> Device:

@@ -136,6 +136,14 @@ def test_xpu_and_mps_machines_get_their_own_answers(gpu, build, arch):
     assert found.works[0].fails
 
 
+def test_a_cuda_wheel_on_an_amd_machine_hides_no_other_fault():
+    wrong = torch_build("2.13.0+cu130", cuda="13.0")
+    variables = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "1"}
+    found = rules(doctor(machine(MI300X, torch=wrong, variables=variables)))
+    assert {"wheel-for-another-device", "visible-devices-contradict"} <= set(found)
+    assert "torch-sees-no-device" not in found
+
+
 def test_an_index_beyond_the_devices_is_found_on_nvidia_and_ids_are_left_alone():
     found = rules(doctor(machine(RTX3090, torch=CUDA, variables={"CUDA_VISIBLE_DEVICES": "2"})))
     assert found["index-beyond-devices"].fix == "export CUDA_VISIBLE_DEVICES=0"
