@@ -40,7 +40,8 @@ def read_zeros(words: torch.Tensor, bits: int, shape: tuple[int, int], *, versio
     fields = unpack(PackedCodes(words, zeros_layout(bits), shape)).to(torch.int16)
     if version == 1 and not (by_word and 32 % bits == 0):
         fields = (fields + 1) & (2**bits - 1)
-    return fields - 2 ** (bits - 1)
+    half: int = 1 << (bits - 1)
+    return fields - half
 
 
 def write_zeros(zeros: torch.Tensor, bits: int, *, version: int) -> torch.Tensor:

@@ -185,3 +185,37 @@ def test_a_broken_layer_names_file_tensor_and_rule(case: str) -> None:
 def test_other_layouts_under_the_same_name_are_refused(form: str) -> None:
     with pytest.raises(CheckpointError, match=f"checkpoint_format is '{form}'"):
         FORMATS["gptq"].layers(facts_of({}, "gptq", {"bits": 4, "checkpoint_format": form}))
+
+
+def test_an_old_autogptq_folder_says_its_numbers_in_quantize_config(tmp_path: Any) -> None:
+    """No quantization_config in config.json, a companion file, no checkpoint_format: version 1, by field."""
+    import json
+
+    from safetensors.torch import save_file
+
+    from quantlab.checkpoint.open import read
+
+    tensors, reference = gptqmodel_layer(4, 32, symmetric=False, act_order=True, version=1)
+    save_file(tensors, tmp_path / "gptq_model-4bit-32g.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "torch_dtype": "float16"}))
+    settings = {
+        "bits": 4,
+        "group_size": 32,
+        "damp_percent": 0.01,
+        "desc_act": True,
+        "sym": False,
+        "true_sequential": True,
+    }
+    (tmp_path / "quantize_config.json").write_text(json.dumps(settings))
+    facts = read(tmp_path)
+    assert facts.format == "gptq"
+    (layer,) = FORMATS["gptq"].layers(facts)
+    weight = FORMATS["gptq"].decode(layer, {role: tensors[name] for role, name in layer.tensors.items()})
+    assert weight.dtype == "float16"
+    assert weight.group_map is not None
+    assert same_bits(dequantize(weight, torch.float16), reference.half())
+    from quantlab.formats.awq import CODEC as AWQ
+
+    obstacle = AWQ.obstacle(weight)
+    assert obstacle is not None
+    assert obstacle.rule == "act-order"
