@@ -71,6 +71,8 @@ FACTS: dict[str, str] = {
     "expert_fp4": "the experts are FP4 while the rest is FP8",
     "quant_method_missing": "quantization_config has no quant_method",
     "calibration_samples": "number of calibration samples",
+    "attention": "attention implementation that was asked for",
+    "feature": "something beside the weights: tunableop, codecarbon, use-kernels, continuous-batching",
     "moe": "mixture of experts",
     "fused_experts": "experts are kept as 3-D parameters",
     "tied_embeddings": "input embeddings and head share a tensor",

@@ -149,7 +149,19 @@ def read_version(text: object, history: History = History()) -> Version | None:
         return _dated(words, date, releases)
     if _NUMBER.search(words) is None:
         return _named(words, releases)
-    return _numbered(words)
+    return _in_series(words, releases) or _numbered(words)
+
+
+def _in_series(words: str, releases: Sequence[Release]) -> Version | None:
+    """Read ``~0.6.x`` as the middle release of its series; whole majors (``5.x``) are too wide for that."""
+    series = re.search(r"\b(\d+)\.(\d+)\.x\b", words)
+    if series is None:
+        return None
+    prefix = (int(series.group(1)), int(series.group(2)))
+    members = [release for release in releases if (*point(release.version), 0)[:2] == prefix]
+    if not members:
+        return None
+    return Version(words, point(members[len(members) // 2].version), approximate=True)
 
 
 def _numbered(words: str) -> Version:
