@@ -123,11 +123,26 @@ def _plan_text(plan: dict[str, Any]) -> str:
         lines.append(f"exact if {plan['condition']}; this is tested on every layer")
     if plan["kept_dense"]:
         lines.append(f"stay dense: {_some(plan['kept_dense'])}")
+    if plan["quantizer"]:
+        lines = [lines[0], *_library_text(plan["quantizer"])]
     if plan["verdict"]:
         verdict = plan["verdict"]
         lines.append(f"on {verdict['gpu'] or 'any gpu'}, {verdict['engine'] or 'any engine'}: {verdict['outcome']}"
                      f" ({verdict['reason']})")  # fmt: skip
     return "\n".join([*lines, *(f"note: {note}" for note in plan["notes"])])
+
+
+def _library_text(library: dict[str, Any]) -> list[str]:
+    seconds = library["seconds"]
+    took = "time not known on this device" if seconds is None else f"about {seconds:.0f} s on two CPU cores"
+    return [
+        library["call"],
+        f"needs about {_size(library['memory_bytes'])} of memory, {_size(library['disk_bytes'])} of disk space; {took}",
+        f"calibrated: {'yes' if library['calibrated'] else 'no'}",
+        f"if it is interrupted: {library['resume']}",
+        *(f"will not work: {o['reason']}" + (f" ({o['fix']})" if o["fix"] else "") for o in library["obstacles"]),
+        *(f"warning: {warning}" for warning in library["warnings"]),
+    ]
 
 
 def _text(result: dict[str, Any]) -> str:
