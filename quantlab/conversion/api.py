@@ -13,7 +13,7 @@ from quantlab.conversion.origin import Origin, open_origin
 from quantlab.conversion.plan import make_plan
 from quantlab.conversion.presets import find_preset
 from quantlab.conversion.result import Conversion
-from quantlab.conversion.staging import check_output, staging_folder
+from quantlab.conversion.staging import check_output, discard, download_folder
 from quantlab.errors import UsageError
 from quantlab.progress import Observer, silent
 
@@ -32,6 +32,7 @@ def convert(
     calibration: str | None = None,
     samples: int | None = None,
     sequence_length: int | None = None,
+    chat_template: bool = False,
     seed: int = 0,
     gpu: str | None = None,
     engine: str | None = None,
@@ -56,6 +57,7 @@ def convert(
         calibration: text that the library calibrates on.
         samples: number of calibration samples.
         sequence_length: tokens of a sample.
+        chat_template: apply the tokenizer's chat template to each conversation of the calibration text.
         seed: seed of everything that a library does at random.
         gpu: gpu on which the output shall run; refused if the matrix says that it fails there.
         engine: engine that shall load it.
@@ -107,21 +109,25 @@ def convert(
             device,
             force,
             verify,
+            chat_template,
         )
         result = run_library(plan, options, observe)
     else:
         from quantlab.conversion.native import run_plan
 
-        result = run_plan(
-            plan,
-            origin,
-            _recipe(to, to_format, settings, requantize=requantize),
-            verify=verify or "decode",
-            resume=resume,
-            device=device,
-            threads=threads,
-            observe=observe,
-        )
+        try:
+            result = run_plan(
+                plan,
+                origin,
+                _recipe(to, to_format, settings, requantize=requantize),
+                verify=verify or "decode",
+                resume=resume,
+                device=device,
+                threads=threads,
+                observe=observe,
+            )
+        finally:
+            discard(download_folder(Path(output)))
     result.seconds["plan"] = planned
     return result
 
@@ -145,8 +151,7 @@ def plan_conversion(
     preset = None if to is None else find_preset(to, settings, using=using)
     if gguf_route(source, target, preset, requantize=requantize, verify=False) is not None:
         raise UsageError("a GGUF file has no plan to print", hint="leave --dry-run out; nothing is left if it fails")
-    scratch = staging_folder(target).with_suffix(".download")
-    origin = open_origin(source, scratch=scratch)
+    origin = open_origin(source, scratch=download_folder(target))
     plan = make_plan(origin.facts, target, preset, to_format=to_format, requantize=requantize)
     if gpu is not None or engine is not None:
         from quantlab.conversion.judgement import judged

@@ -8,8 +8,6 @@ when the memory of all that run, together with its own, stays within twice the l
 from __future__ import annotations
 
 import os
-import threading
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
@@ -21,7 +19,7 @@ import torch
 from quantlab.conversion.jobs import Job, Plan, ShardPlan
 from quantlab.conversion.journal import Journal, ShardRecord
 from quantlab.conversion.shard_writer import Piece, ShardWriter, piece_of
-from quantlab.conversion.source import TensorSource
+from quantlab.conversion.source import Needs, TensorSource
 from quantlab.conversion.work import Changed, Workshop
 from quantlab.progress import Observer, Progress
 
@@ -53,8 +51,7 @@ class Driver:
         self._workshop = Workshop(plan, source, device)
         self._threads = threads or min(8, os.cpu_count() or 1)
         self._budget = max(2 * plan.largest_job, WINDOW_FLOOR)
-        self._remaining = Counter(plan.facts.tensors[name].file for job in plan.jobs for name in set(job.tensors))
-        self._lock = threading.Lock()
+        self._needs = Needs(plan, source)
 
     def run(self, journal: Journal, done: Mapping[str, ShardRecord], observe: Observer) -> list[ShardRecord]:
         """Make every shard that is not done and return the records of all.
@@ -72,7 +69,7 @@ class Driver:
                     record = self._shard(shard, pool, observe, written)
                     journal.finished(record)
                 else:
-                    self._forget(shard.jobs)
+                    self._needs.met(shard.jobs)
                 records.append(record)
                 written += shard.written_bytes
                 observe(Progress("convert", written, total, "bytes", shard.file))
@@ -127,7 +124,7 @@ class Driver:
             job = running.pop(future)
             finished[numbers[future]] = future.result()
             written += job.written_bytes
-            self._forget([job])
+            self._needs.met([job])
             observe(Progress("convert", before + written, self._plan.written_bytes, "bytes", job.tensors[0]))
         return written
 
@@ -152,15 +149,6 @@ class Driver:
         pieces = [Piece(info.name, info.dtype, info.shape, info.end - info.start) for info in infos]
         for info, offset in zip(infos, writer.claim(number, pieces), strict=True):
             self._source.copy(info.name, writer, offset)
-
-    def _forget(self, jobs: Iterable[Job]) -> None:
-        """Let go of the source shards that no further job reads."""
-        for job in jobs:
-            for name in set(job.tensors):
-                file = self._plan.facts.tensors[name].file
-                self._remaining[file] -= 1
-                if self._remaining[file] == 0:
-                    self._source.release(file)
 
 
 def header_room(job: Job) -> int:

@@ -29,6 +29,7 @@ class LibraryOptions:
         device: torch device.
         force: try in spite of known failures elsewhere.
         verify: how the output is checked; the library's default if None.
+        chat_template: apply the tokenizer's chat template to each conversation of the calibration text.
     """
 
     recipe: Path | None = None
@@ -39,6 +40,7 @@ class LibraryOptions:
     device: str = "cpu"
     force: bool = False
     verify: str | None = None
+    chat_template: bool = False
 
 
 def with_library_plan(planned: Plan, options: LibraryOptions) -> Plan:
@@ -99,6 +101,7 @@ def _request(planned: Plan, options: LibraryOptions) -> QuantizeRequest:
         calibration=options.calibration,
         samples=options.samples,
         sequence_length=options.sequence_length,
+        chat_template=options.chat_template,
         recipe=options.recipe,
         seed=options.seed,
         verify=cast("Depth | None", options.verify),

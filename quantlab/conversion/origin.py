@@ -108,13 +108,13 @@ def open_origin(source: str | Path, *, scratch: Path) -> Origin:
     opened = open_checkpoint(path if path.exists() else source)
     facts = opened.facts
     check_listing(facts, opened.listing)
-    if opened.folder is None or not path.exists():
+    if opened.folder is None:
         from quantlab.conversion.hub_origin import hub_origin
 
         return hub_origin(str(source), opened, scratch)
-    folder = path
+    folder = opened.folder
     return Origin(
-        folder.resolve().name,
+        folder.resolve().name if path.exists() else str(source),
         facts,
         dict(opened.listing.config),
         opened.listing.index_metadata,

@@ -26,7 +26,7 @@ from quantlab.checkpoint.facts import CheckpointFacts
 from quantlab.checkpoint.open import read
 from quantlab.conversion.jobs import Job, LayerPlan, Plan
 from quantlab.conversion.origin import FolderFiles
-from quantlab.conversion.source import TensorSource
+from quantlab.conversion.source import Needs, TensorSource
 from quantlab.conversion.work import Workshop, decode_layer, exactness_of
 from quantlab.errors import ConversionRefused
 from quantlab.formats import FORMATS
@@ -96,9 +96,11 @@ def prove(
         prover = _Prover(plan, source, facts=facts, output=output, changed=changed, device=device)
         jobs = list(plan.jobs)
         proofs: list[LayerProof] = []
+        needs = Needs(plan, source)
         with ThreadPoolExecutor(threads, "prove") as pool:
             for number, found in enumerate(_ordered(pool, prover.job, jobs, threads), 1):
                 proofs += found
+                needs.met([jobs[number - 1]])
                 observe(Progress("verify", number, len(jobs), "layers"))
     return _summary(proofs, sum(len(job.tensors) for job in jobs if job.action == "copy"), started)
 

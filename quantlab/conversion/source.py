@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -16,6 +17,7 @@ from typing import Protocol, Self
 import torch
 
 from quantlab.checkpoint.facts import CheckpointFacts, TensorInfo
+from quantlab.conversion.jobs import Job, Plan
 from quantlab.conversion.shard_writer import SAFETENSORS_DTYPES, ShardWriter, read_into
 from quantlab.errors import CheckpointError
 
@@ -28,6 +30,31 @@ class Files(Protocol):
 
     def release(self, file: str) -> None:
         """Take note that a shard is not needed any more."""
+
+
+class Needs:
+    """Which shards of the source jobs still need; lets go of each after the last.
+
+    Args:
+        plan: the conversion.
+        source: its tensors.
+    """
+
+    def __init__(self, plan: Plan, source: TensorSource) -> None:
+        self._files = {name: info.file for name, info in plan.facts.tensors.items()}
+        self._source = source
+        self._left = Counter(file for job in plan.jobs for file in self._of(job))
+
+    def met(self, jobs: Iterable[Job]) -> None:
+        """Take note that these jobs are done."""
+        for job in jobs:
+            for file in self._of(job):
+                self._left[file] -= 1
+                if self._left[file] == 0:
+                    self._source.release(file)
+
+    def _of(self, job: Job) -> set[str]:
+        return {self._files[name] for name in job.tensors}
 
 
 class TensorSource:

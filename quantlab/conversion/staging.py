@@ -21,6 +21,11 @@ def staging_folder(output: Path) -> Path:
     return output.parent / f".{output.name}.quantlab-partial"
 
 
+def download_folder(output: Path) -> Path:
+    """Return where shards of a source on the hub lie while they are needed."""
+    return output.parent / f".{output.name}.quantlab-download"
+
+
 def check_output(output: Path) -> None:
     """Refuse an output that already holds something.
 
