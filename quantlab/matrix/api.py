@@ -116,10 +116,23 @@ def _facts(target: str, data: MatrixData) -> Facts:
         raise UnknownNameError(
             "method or checkpoint", target, known, hint="a folder, a hub id, a config.json or a method"
         )
-    from quantlab.checkpoint.open import read
+    return _of_checkpoint(target)
 
-    found = read(target)
-    return from_checkpoint(found.format, found.scheme, found.architecture, found.quantization_config)
+
+def _of_checkpoint(target: str) -> Facts:
+    """Return what a checkpoint's configs say, and what its tensors add to it."""
+    from quantlab.checkpoint.inspection import findings_of
+    from quantlab.checkpoint.open import open_checkpoint
+
+    opened = open_checkpoint(target)
+    found = opened.facts
+    facts = from_checkpoint(found.format, found.scheme, found.architecture, found.quantization_config)
+    if found.tensors:
+        table = section("words")["findings"]
+        for finding in findings_of(opened):
+            if finding.severity != "info":
+                facts.update(table.get(finding.rule, {}))
+    return facts
 
 
 def _known_engine(word: str | None, data: MatrixData) -> str | None:

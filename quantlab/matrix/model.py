@@ -61,6 +61,7 @@ FACTS: dict[str, str] = {
     "compute_dtype": "dtype of activations that was asked for",
     "gguf_type": "quantization type of a GGUF file",
     "double_quant": "scales of scales (bitsandbytes)",
+    "damage": "rule of inspect that says the files cannot be loaded rightly",
     "missing_scales": "scales that the loader needs are not in the checkpoint",
     "incomplete_ignore": "a layer is stored dense and not in the ignore list",
     "source_dense": "the checkpoint is dense, and a method for quantized ones was asked for",

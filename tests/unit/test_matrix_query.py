@@ -253,3 +253,39 @@ def test_matrix_object() -> None:
     assert matrix.ask({"method": "awq", "engine": "vllm", "device": {"arch": ["sm_90"]}}).ok
     with pytest.raises(UnknownNameError):
         matrix.source("no such source")
+
+
+def test_a_folder_adds_what_its_tensors_say(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 256,
+        "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert check(tmp_path, gpu="sm_90", engine="vllm").ok
+    names = {
+        "model.norm.weight": "model-00001-of-00002.safetensors",
+        "lm_head.weight": "model-00002-of-00002.safetensors",
+    }
+    index = json.dumps({"metadata": {}, "weight_map": names})
+    (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    header = json.dumps({"model.norm.weight": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    shard = len(header).to_bytes(8, "little") + header + b"\0\0"
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(shard)
+    verdict = check(tmp_path, gpu="sm_90", engine="vllm").verdict
+    assert verdict.outcome == "fails"
+    assert verdict.statement == "files-incomplete"
+
+
+@pytest.mark.parametrize(
+    ("attention", "gpu", "outcome"),
+    [
+        ("flash_attention_4", "gfx942", "fails"),
+        ("flash_attention_3", "gfx942", "works"),
+        ("sdpa", "gfx1151", "works-with-fallback"),
+    ],
+)
+def test_attention_on_rocm(attention: str, gpu: str, outcome: str) -> None:
+    words = {"method": "dense", "architecture": {"attention": attention}, "engine": "transformers"}
+    assert ask(**words, device={"arch": [gpu]}).outcome == outcome

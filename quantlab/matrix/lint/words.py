@@ -21,6 +21,7 @@ def check(subject: Subject) -> Iterator[Finding]:
     facts = [str(key["fact"]) for key in words["config_keys"].values() if "fact" in key]
     facts += [str(fact) for fact in words["architecture_keys"].values()]
     facts += [str(fact) for entry in words["ways_out"].values() for fact in entry]
+    facts += [str(fact) for entry in words["findings"].values() for fact in entry]
     for fact in facts:
         if fact not in FACTS:
             yield _finding(f"unknown fact {fact!r}")
