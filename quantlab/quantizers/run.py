@@ -8,19 +8,15 @@ then does the folder get its name. A result that fails its check keeps the name 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from quantlab import worker
 from quantlab.checkpoint.facts import CheckpointFacts
-from quantlab.errors import ConversionRefused, QuantizerFailed, UsageError
+from quantlab.errors import QuantizerFailed, UsageError
 from quantlab.progress import Observer, Progress, silent
 from quantlab.quantizers import QUANTIZERS
 from quantlab.quantizers.calibration import CalibrationPlan
@@ -31,6 +27,7 @@ from quantlab.quantizers.libraries import library
 from quantlab.quantizers.provenance import copy_companions, file_hashes, write_card, write_provenance
 from quantlab.quantizers.upfront import QuantizePlan, look_ahead, refuse
 from quantlab.quantizers.verification import Depth, Verification, verify
+from quantlab.quantizers.workplace import Workplace, existing_parent, require_free, workplace
 from quantlab.text import read as read_text
 
 BULK = 0.5
@@ -145,12 +142,12 @@ def quantize(request: QuantizeRequest, facts: CheckpointFacts, observe: Observer
         UsageError: options or calibration cannot be meant.
         QuantizerFailed: the library stopped, or its result failed the check; names the log.
     """
-    _check_output(request.output)
+    require_free(request.output)
     ahead = plan(request, facts)
-    refuse(ahead, _existing(request.output), force=request.force)
+    refuse(ahead, existing_parent(request.output), force=request.force)
     text = read_text(request.calibration or "builtin") if ahead.calibrated else None
     request.output.parent.mkdir(parents=True, exist_ok=True)
-    with _workplace(request.output) as place:
+    with workplace(request.output) as place:
         staging, scratch, log = place.staging, place.scratch, place.log
         outcome = _run_library(request, place, None if text is None else asdict(text), observe)
         removed = strip_leaks(staging, library(request.quantizer).strip, (scratch, request.source.resolve()))
@@ -164,8 +161,8 @@ def quantize(request: QuantizeRequest, facts: CheckpointFacts, observe: Observer
         notes += check.warnings if check else ()
         _describe(request, staging, {**outcome, "call": ahead.call}, dense, check)
         if check is not None and not check.ok:
-            _reject(request, staging, check, log)
-        _publish(staging, request.output)
+            _reject(request, place, check)
+        place.publish()
     return QuantizeResult(
         request.output,
         ahead,
@@ -196,40 +193,9 @@ def _calibration(request: QuantizeRequest) -> CalibrationPlan:
     )
 
 
-def _check_output(output: Path) -> None:
-    if output.is_dir() and not any(output.iterdir()):
-        return
-    if output.exists():
-        message = f"{output} exists and is not an empty folder"
-        raise ConversionRefused(message, hint="name a folder that does not exist yet")
-
-
-def _existing(path: Path) -> Path:
-    return next(parent for parent in path.absolute().parents if parent.is_dir())
-
-
-@dataclass(frozen=True, slots=True)
-class _Workplace:
-    """Where a run writes: a staging folder beside the output, a scratch folder, a log that outlives both."""
-
-    staging: Path
-    scratch: Path
-    log: Path
-
-
-@contextmanager
-def _workplace(output: Path) -> Iterator[_Workplace]:
-    descriptor, log = tempfile.mkstemp(prefix="quantlab-", suffix=".log")
-    os.close(descriptor)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as work:
-        scratch = Path(work) / "scratch"
-        scratch.mkdir()
-        yield _Workplace(Path(work) / "staging", scratch, Path(log))
-
-
 def _run_library(
     request: QuantizeRequest,
-    place: _Workplace,
+    place: Workplace,
     text: dict[str, Any] | None,
     observe: Observer,
 ) -> dict[str, Any]:
@@ -330,16 +296,7 @@ def _describe(
     write_provenance(staging, content)
 
 
-def _reject(request: QuantizeRequest, staging: Path, check: Verification, log: Path) -> None:
-    kept = request.output.with_name(request.output.name + ".rejected")
-    if kept.exists():
-        shutil.rmtree(kept)
-    staging.rename(kept)
+def _reject(request: QuantizeRequest, place: Workplace, check: Verification) -> None:
+    kept = place.keep_as_rejected()
     message = f"the result of {library(request.quantizer).title} failed its check: {'; '.join(check.problems)}"
-    raise QuantizerFailed(message, hint=f"it is kept as {kept}; log: {log}")
-
-
-def _publish(staging: Path, output: Path) -> None:
-    if output.is_dir():
-        output.rmdir()
-    staging.rename(output)
+    raise QuantizerFailed(message, hint=f"it is kept as {kept}; log: {place.log}")
