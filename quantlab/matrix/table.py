@@ -50,11 +50,13 @@ class Table:
         engines: engine id to its title and the release that the cells speak of.
         methods: method id to title.
         gpus: architecture ids.
+        backends: architecture id to its backend.
     """
 
     engines: dict[str, str]
     methods: dict[str, str]
     gpus: tuple[str, ...]
+    backends: dict[str, str]
     cells: tuple[Cell, ...]
 
     def cell(self, engine: str, method: str, gpu: str) -> Cell:
@@ -75,7 +77,7 @@ class Table:
         return {
             "engines": self.engines,
             "methods": self.methods,
-            "gpus": list(self.gpus),
+            "gpus": self.backends,
             "cells": [{**asdict(cell), "sources": list(cell.sources)} for cell in self.cells],
         }
 
@@ -118,8 +120,9 @@ def build_table(
         for method in chosen_methods
         for gpu in chosen_gpus
     )
+    backends_of = {gpu: data.gpus.backends.get(gpu, "") for gpu in chosen_gpus}
     titles = {method: str(data.methods[method].get("title", method)) for method in chosen_methods}
-    return Table({engine.id: _titled(engine) for engine in chosen_engines}, titles, chosen_gpus, cells)
+    return Table({engine.id: _titled(engine) for engine in chosen_engines}, titles, chosen_gpus, backends_of, cells)
 
 
 def _titled(engine: Engine) -> str:

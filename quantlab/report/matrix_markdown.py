@@ -28,16 +28,21 @@ def _legend() -> str:
 
 
 def _section(table: Table, engine: str, title: str, notes: Footnotes) -> list[str]:
+    """Return an engine's tables, one a backend, so that none is wider than a page."""
     rows = list(table.rows(engine))
-    if not rows:
-        return []
     groups = column_groups(table, engine)
-    places = [table.gpus.index(group[0]) for group in groups]
-    head = ["method", *("<br>".join(group) for group in groups)]
-    lines = [f"## {title}", "", _line(head), _line(["---"] * len(head))]
-    for method, cells in rows:
-        lines.append(_line([table.methods[method], *(_symbol(cells[place], notes) for place in places)]))
-    return [*lines, ""]
+    lines = [f"## {title}", ""] if rows else []
+    for backend in dict.fromkeys(table.backends[group[0]] for group in groups) if rows else ():
+        own = [group for group in groups if table.backends[group[0]] == backend]
+        places = [table.gpus.index(group[0]) for group in own]
+        head = ["method", *("<br>".join(group) for group in own)]
+        lines += [f"### {backend}", "", _line(head), _line(["---"] * len(head))]
+        for method, cells in rows:
+            here = [cells[place] for place in places]
+            if any(cell.outcome != "unknown" for cell in here):
+                lines.append(_line([table.methods[method], *(_symbol(cell, notes) for cell in here)]))
+        lines.append("")
+    return lines
 
 
 def _symbol(cell: Cell, notes: Footnotes) -> str:

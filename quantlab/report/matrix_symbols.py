@@ -41,7 +41,8 @@ def column_groups(table: Table, engine: str) -> list[tuple[str, ...]]:
     """Return the gpus of an engine's table, neighbours of one backend with the same column put together."""
     groups: list[list[str]] = []
     for gpu in table.gpus:
-        if groups and _column(table, engine, groups[-1][0]) == _column(table, engine, gpu):
+        alike = groups and table.backends[groups[-1][0]] == table.backends[gpu]
+        if alike and _column(table, engine, groups[-1][0]) == _column(table, engine, gpu):
             groups[-1].append(gpu)
         else:
             groups.append([gpu])
