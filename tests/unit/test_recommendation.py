@@ -111,3 +111,10 @@ def test_the_command_prints_the_api_s_answer_and_its_exit_code(capsys):
     assert main(["recommend", str(LLAMA), "--gpu", "H200", "--context", "0"]) == 2
     assert main(["recommend", str(LLAMA), "--gpu", "H201"]) == 2
     assert "H200" in capsys.readouterr().err
+
+
+def test_every_conversion_that_a_verdict_offers_is_a_preset():
+    from quantlab.conversion.presets import preset_names
+    from quantlab.matrix.data import section
+
+    assert set(section("words")["ways_out"]) <= set(preset_names())
