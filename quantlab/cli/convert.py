@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     library.add_argument("--calibration", metavar="SOURCE", help="calibration text: a file or a data set")
     library.add_argument("--samples", type=int, metavar="N", help="number of calibration samples")
     library.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a calibration sample")
+    library.add_argument("--chat-template", action="store_true", help="apply the chat template to conversations")
     library.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is random (default: 0)")
     where = parser.add_argument_group("where it shall run")
     where.add_argument("--gpu", metavar="GPU", help="refuse what the matrix says fails on this gpu")
@@ -63,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
             calibration=options.calibration,
             samples=options.samples,
             sequence_length=options.sequence_length,
+            chat_template=options.chat_template,
             seed=options.seed,
             verify=options.verify,
             resume=options.resume,
