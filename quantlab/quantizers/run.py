@@ -259,7 +259,7 @@ def _dense_notes(dense: DenseShare) -> list[str]:
     if dense.share >= BULK:
         notes.append("the bulk of the model is not quantized")
     if dense.dense_experts:
-        notes.append(f"experts of {dense.dense_experts / 1e6:.1f} MB stay in 16 bit")
+        notes.append(f"experts of {dense.dense_experts / 1e6:.1f} million parameters stay in 16 bit")
     return notes
 
 

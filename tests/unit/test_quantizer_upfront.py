@@ -215,7 +215,12 @@ def test_what_stays_in_16_bit_is_counted_from_the_headers(tmp_path):
         {experts: ((4, 8, 8), "float16"), dense: ((8, 8), "float16"), embed: ((99, 8), "float16"),
          "l.0.norm.weight": ((8,), "float16")},
     )  # fmt: skip
-    write_safetensors(output / "a.safetensors", {experts: ((4, 8, 8), "float16"), dense: ((8, 8), "int8")})
+    renamed = "l.0.mlp.experts.renamed_proj"
+    scale = ((8, 4), "float16")
+    write_safetensors(
+        output / "a.safetensors",
+        {renamed: ((4, 8, 8), "float16"), dense: ((8, 8), "int8"), "l.0.q_proj.weight_scale": scale},
+    )
     share = dense_share(source, output)
-    assert (share.total, share.dense, share.dense_experts) == (640, 512, 512)
+    assert (share.total, share.dense, share.dense_experts) == (320, 256, 256)
     assert share.share == pytest.approx(0.8)
