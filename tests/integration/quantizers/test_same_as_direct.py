@@ -12,7 +12,7 @@ from quantlab.text import builtin
 CASES = [
     pytest.param("bitsandbytes", {"type": "nf4"}, False, "absmax", id="bitsandbytes"),
     pytest.param("torchao", {"type": "int8_weight_only"}, False, "_weight_qdata", id="torchao", marks=pytest.mark.slow),
-    pytest.param("gptqmodel", {"group_size": 64}, True, "qweight", id="gptqmodel"),
+    pytest.param("gptqmodel", {"group_size": 64}, True, "qweight", id="gptqmodel", marks=pytest.mark.slow),
     pytest.param("llm-compressor", {"group_size": 64}, True, "weight_packed", id="llm-compressor"),
     pytest.param("optimum", {"group_size": 64}, True, "qweight", id="optimum", marks=pytest.mark.slow),
     pytest.param("amd-quark", {"scheme": "fp8"}, True, "weight_scale", id="amd-quark", marks=pytest.mark.slow),
