@@ -13,6 +13,7 @@ Copied tensors are compared as bytes. The output is opened as any checkpoint is,
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,10 @@ from quantlab.formats.interface import Layer
 from quantlab.progress import Observer, Progress
 from quantlab.tensors.dequantize import dense_codes, dequantize
 from quantlab.tensors.quantized import QuantizedTensor
+
+WINDOW_FLOOR = 128 << 20
+PROOF_COST = 2
+"""How much more memory a job's proof may take than the job: two float32 decodes instead of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +113,15 @@ def prove(
 def _ordered(
     pool: ThreadPoolExecutor, work: Callable[[Job], list[LayerProof]], jobs: list[Job], threads: int
 ) -> Iterator[list[LayerProof]]:
-    """Run jobs with no more than ``threads`` under way, so that memory stays bounded."""
-    for start in range(0, len(jobs), threads):
-        yield from pool.map(work, jobs[start : start + threads])
+    """Run jobs together as long as their memory stays within twice the largest's, in order."""
+    budget = max(WINDOW_FLOOR, 2 * max((job.peak_bytes for job in jobs), default=0))
+    batch: list[Job] = []
+    for job in jobs:
+        if batch and (len(batch) == threads or sum(PROOF_COST * one.peak_bytes for one in [*batch, job]) > budget):
+            yield from pool.map(work, batch)
+            batch = []
+        batch.append(job)
+    yield from pool.map(work, batch)
 
 
 def _summary(proofs: list[LayerProof], copied: int, started: float) -> Proof:
@@ -206,27 +217,40 @@ class _Prover:
 
     def _step(self, layer: LayerPlan, after: QuantizedTensor) -> float:
         """Check that each element lies within its rounding step, and return the relative error."""
-        before = self._workshop.dense(layer).float()
+        before = self._workshop.dense(layer)
         values = dequantize(after, torch.float32)
         if not bool(torch.isfinite(values).all()):
             raise _broken(layer.name, "decodes to NaN or infinity")
-        error = values - before
-        if self._plan.preset.clip is None:
-            steps = dequantize(_all_ones(after), torch.float32).abs_()
-            number = after.format.number
-            absolute, relative = ROUNDING[(number.kind, number.bits)] if number.kind == "float" else (1.0, 2.0**-7)
-            excess = error.abs() - steps.mul_(absolute).add_(before.abs().mul_(relative))
+        steps = None if self._plan.preset.clip else dequantize(_all_ones(after), torch.float32)
+        number = after.format.number
+        absolute, relative = ROUNDING[(number.kind, number.bits)] if number.kind == "float" else (1.0, 2.0**-7)
+        wrong = size = 0.0
+        columns = before.shape[-1]
+        for part in _row_parts(before):
+            source = before.view(-1, columns)[part].float()
+            error = values.view(-1, columns)[part].sub_(source)
+            wrong += float(torch.linalg.vector_norm(error)) ** 2
+            size += float(torch.linalg.vector_norm(source)) ** 2
+            if steps is None:
+                continue
+            allowed = steps.view(-1, columns)[part].abs_().mul_(absolute).add_(source.abs_().mul_(relative))
+            excess = error.abs_().sub_(allowed)
             if bool((excess > 0).any()):
-                at = excess.argmax().item()
-                place = [int(at) // before.shape[-1], int(at) % before.shape[-1]]
-                raise _broken(layer.name, f"differs at {place} by more than a rounding step")
-            before = self._workshop.dense(layer).float()
-        return _relative(error, before)
+                row, column = divmod(int(excess.argmax()), columns)
+                raise _broken(layer.name, f"differs at {[part.start + row, column]} by more than a rounding step")
+        return math.sqrt(wrong / size) if size else math.sqrt(wrong)
 
 
 ROUNDING = {("float", 8): (2.0**-9, 2.0**-4 + 2.0**-6), ("float", 4): (1.25, 2.0**-4)}
 """How far rounding may move an element: parts of the scale (subnormal step; largest step of e2m1, with the clamp that
 a rounded scale causes), and of the element (half a unit in the last place, and the rounding of the quotient)."""
+
+
+def _row_parts(weight: torch.Tensor) -> list[slice]:
+    """Cut rows into slices of about a million elements, which bounds the temporaries."""
+    columns = max(1, weight.shape[-1])
+    rows, step = weight.numel() // columns, max(1, (1 << 20) // columns)
+    return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
 
 
 def _all_ones(weight: QuantizedTensor) -> QuantizedTensor:

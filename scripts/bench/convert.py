@@ -126,6 +126,7 @@ class Bench:
             if keep is None or number + 1 < self.repeats:
                 shutil.rmtree(output, ignore_errors=True)
         seconds = [run["seconds"] for run in runs]
+        print(f"{kind} {option}: {' '.join(f'{value:.2f}' for value in seconds)} s", file=sys.stderr)
         return {
             "seconds": statistics.median(seconds),
             "all": seconds,
