@@ -68,7 +68,11 @@ def test_a_wheel_in_an_empty_environment_answers_without_torch(installed_wheel, 
     assert "gfx942" in table
     answer = subprocess.run(
         [quantlab_command, "check", "fp8", "--gpu", "MI300X", "--engine", "vllm", "--format", "json"],
-        capture_output=True, text=True, check=False, cwd=tmp_path, env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment,
     )
     assert answer.returncode in (0, 1), answer.stderr
     assert json.loads(answer.stdout)["sources"]
