@@ -60,7 +60,7 @@ def evaluate(argument: Mapping[str, Any], report: Report) -> dict[str, Any]:
     if job.probe != 0 and not job.load.random_weights:
         from quantlab.evaluation.layer_probe import probe
 
-        report({"probe": plain(probe(loaded.model, facts, layers, trouble, job, report))})
+        report({"probe": plain(probe(loaded.model, facts, layers, trouble=trouble, job=job, report=report))})
     _measure_quality(job, model, report)
     if job.speed.batch:
         cells = speed.measure(model, job.speed, traffic(loaded.model, model.device), report, job.seed)
