@@ -60,6 +60,10 @@ def _add_speed(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--speed-batch", default="1", metavar="N,...", help="batch sizes (default: 1; empty: no speed)")
     group.add_argument("--prompt-tokens", default="128", metavar="N,...", help="prompt lengths (default: 128)")
     group.add_argument("--new-tokens", default="16", metavar="N,...", help="new tokens (default: 16)")
+    group.add_argument(
+        "--speed-shape", action="append", default=[], metavar="BATCHxPROMPTxNEW",
+        help="measure this shape instead of the grid; may be given again",
+    )  # fmt: skip
     group.add_argument("--repeats", type=int, default=3, help="runs of each cell after the warm-up (default: 3)")
 
 
@@ -93,7 +97,8 @@ def run(options: argparse.Namespace) -> int:
         numbers(options.speed_batch),
         numbers(options.prompt_tokens),
         numbers(options.new_tokens),
-        options.repeats,
+        shapes=tuple(shape(words) for words in options.speed_shape),
+        repeats=options.repeats,
     )
     thresholds = Thresholds(
         options.max_perplexity, options.max_perplexity_increase, options.max_kl, options.min_top1_agreement
@@ -122,6 +127,18 @@ def run(options: argparse.Namespace) -> int:
         )
     _print(result, options)
     return int(Exit.YES if result.verdict.ok else Exit.NO)
+
+
+def shape(words: str) -> tuple[int, int, int]:
+    """Read ``8x512x32``: batch, prompt tokens, new tokens.
+
+    Raises:
+        UsageError: not three positive numbers.
+    """
+    parts = words.lower().split("x")
+    if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise UsageError(f"{words!r} is no shape", hint="--speed-shape 8x512x32: batch, prompt tokens, new tokens")
+    return int(parts[0]), int(parts[1]), int(parts[2])
 
 
 def numbers(words: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import Any
 
 DEFAULT_TOKENS = 16384
@@ -37,13 +38,24 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class SpeedOptions:
-    """The grid of the speed measurement; an empty axis means that speed is not measured."""
+    """The grid of the speed measurement; an empty axis means that speed is not measured.
+
+    Attributes:
+        batch, prompt_tokens, new_tokens: the grid's axes.
+        shapes: ``(batch, prompt tokens, new tokens)`` to measure instead of the grid.
+        repeats: runs of each cell; ``warmup``: runs before them.
+    """
 
     batch: tuple[int, ...] = (1,)
     prompt_tokens: tuple[int, ...] = (128,)
     new_tokens: tuple[int, ...] = (16,)
+    shapes: tuple[tuple[int, int, int], ...] = ()
     repeats: int = 3
     warmup: int = 1
+
+    def cells(self) -> list[tuple[int, int, int]]:
+        """Return the shapes to measure."""
+        return list(self.shapes) or list(product(self.batch, self.prompt_tokens, self.new_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +118,6 @@ class Job:
         fields["load"] = LoadOptions(**fields["load"])
         fields["text"] = None if fields["text"] is None else TextOptions(**fields["text"])
         speed = {key: tuple(value) if isinstance(value, list) else value for key, value in fields["speed"].items()}
+        speed["shapes"] = tuple((int(batch), int(prompt), int(new)) for batch, prompt, new in speed["shapes"])
         fields["speed"] = SpeedOptions(**speed)
         return cls(**fields)

@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
@@ -81,7 +80,7 @@ def measure(
     model: LanguageModel, options: SpeedOptions, traffic: Traffic, report: Callable[[Progress], None], seed: int = 0
 ) -> list[SpeedCell]:
     """Measure every cell of the grid; a cell that fails (out of memory) says so and the next one runs."""
-    grid = list(product(options.batch, options.prompt_tokens, options.new_tokens))
+    grid = options.cells()
     generator = torch.Generator().manual_seed(seed)
     cells = []
     for number, (batch, prompt, new) in enumerate(grid):

@@ -62,7 +62,7 @@ def evaluate(argument: Mapping[str, Any], report: Report) -> dict[str, Any]:
 
         report({"probe": plain(probe(loaded.model, facts, layers, trouble=trouble, job=job, report=report))})
     _measure_quality(job, model, report)
-    if job.speed.batch:
+    if job.speed.cells():
         cells = speed.measure(model, job.speed, traffic(loaded.model, model.device), report, job.seed)
         report({"speed": plain(cells)})
     peak = memory.peaks(loaded.model)
