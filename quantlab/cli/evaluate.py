@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantlab.errors import Exit
+from quantlab.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from quantlab.evaluation.result import Result
@@ -147,8 +147,6 @@ def numbers(words: str) -> tuple[int, ...]:
     Raises:
         UsageError: something else than positive whole numbers.
     """
-    from quantlab.errors import UsageError
-
     try:
         found = tuple(int(word) for word in words.split(",") if word.strip())
     except ValueError:
