@@ -72,6 +72,7 @@ FACTS: dict[str, str] = {
     "expert_fp4": "the experts are FP4 while the rest is FP8",
     "quant_method_missing": "quantization_config has no quant_method",
     "calibration_samples": "number of calibration samples",
+    "instructions": "widest vector instructions of a CPU that the question names: avx2, avx512, amx",
     "attention": "attention implementation that was asked for",
     "feature": "something beside the weights: tunableop, codecarbon, use-kernels, continuous-batching",
     "moe": "mixture of experts",

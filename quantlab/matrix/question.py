@@ -24,6 +24,7 @@ def read_question(words: Mapping[str, Any], data: MatrixData | None = None, *, f
     unread: list[str] = []
     subject = from_words(words) if facts is None else facts
     gpus, stated = _device(words.get("device"), data, unread)
+    subject = _instructions(subject, words.get("device"))
     engine = _engine(words.get("engine"), data, unread)
     operation = _operation(words.get("operation"), unread)
     versions = _versions(words.get("software"), data)
@@ -46,6 +47,16 @@ def _device(raw: Any, data: MatrixData, unread: list[str]) -> tuple[tuple[str, .
     vendor = str(device.get("vendor") or "any").lower()[:_LONGEST]
     group = data.gpus.vendors.get(vendor, vendor)
     return data.gpus.typical.get(group, data.gpus.typical["any"] if vendor == "any" else ()), False
+
+
+def _instructions(facts: Facts, raw: Any) -> Facts:
+    """Add what the device's words say of a CPU's vector instructions (matrix/words.yaml)."""
+    device: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
+    said = " ".join([*_strings(device.get("arch")), *_strings(device.get("product"))]).lower()
+    for rule in section("words").get("instructions") or ():
+        if re.search(rule["match"], said):
+            return {**facts, **rule["set"]}
+    return facts
 
 
 def _products(words: list[str], data: MatrixData) -> list[str]:
