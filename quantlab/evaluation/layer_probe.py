@@ -10,19 +10,23 @@ from a bad kernel (``probe_baseline``).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from quantlab.checkpoint.facts import CheckpointFacts
+from quantlab.checkpoint.facts import ActivationScheme, CheckpointFacts
+from quantlab.checkpoint.patterns import matches
 from quantlab.conversion.source import TensorSource
 from quantlab.errors import QuantlabError
 from quantlab.evaluation import load_proof, modules
 from quantlab.evaluation.engines.interface import Report
 from quantlab.evaluation.job import Job
 from quantlab.evaluation.probe_bounds import ROUNDOFF, allowed_error
-from quantlab.evaluation.probe_cause import cause
+from quantlab.evaluation.probe_cause import Mismatch, Others, cause
+from quantlab.evaluation.probe_experts import loaded_expert
 from quantlab.evaluation.result import LayerError, Probe
 from quantlab.formats import FORMATS
 from quantlab.formats.interface import Layer
@@ -30,14 +34,26 @@ from quantlab.progress import Progress
 from quantlab.tensors.dequantize import dequantize
 from quantlab.tensors.quantized import QuantizedTensor
 
+NVFP4_RANGE = 448.0 * 6.0
+"""Largest e4m3 scale times largest e2m1 number."""
+
 TOKENS = 64
 """Random inputs a layer: enough that a row's error stands for its expectation within a tenth."""
 
 EMPTY_ROW = 1e-3
 """A row whose output is below this share of the mean row's is measured against that share: rows of zeros exist."""
 
+BATCH = 2
+"""Rows that the inputs are given in: a kernel may answer for the first alone."""
+
 CHUNK = 512
 """Unit vectors at a time when a bad layer's matrix is recovered."""
+
+MOST_EXPLAINED = 8
+"""Bad layers whose cause is looked for: one mistake mostly befalls all."""
+
+MOST_OTHERS = 64
+"""Layers of the same shape that a bad one is compared with, the nearest first."""
 
 
 def probe(
@@ -63,8 +79,10 @@ def probe(
     with load_proof.open_tensors(facts) as source:
         for number, layer in enumerate(chosen):
             report(Progress("probe", number, len(chosen), "layers", layer.name))
+            explain = sum(map(over, found)) < MOST_EXPLAINED
+            task = _Task(model, facts, layer, source, layers if explain else (), job.seed)
             try:
-                found.append(_probe_layer(model, facts, layer, source, job.seed))
+                found.append(_probe_layer(task))
             except _Skipped as reason:
                 skipped[layer.name] = str(reason)
     bad = tuple(error for error in found if over(error))
@@ -75,6 +93,54 @@ def probe(
 
 class _Skipped(Exception):
     """A layer cannot be probed; the words say why."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One layer to probe.
+
+    Attributes:
+        model: the loaded model.
+        facts: the checkpoint.
+        layer: the layer.
+        source: reads the checkpoint's tensors.
+        layers: all layers, to compare a bad one with; empty where no cause is looked for.
+        seed: of the inputs.
+    """
+
+    model: Any
+    facts: CheckpointFacts
+    layer: Layer
+    source: TensorSource
+    layers: Sequence[Layer]
+    seed: int
+
+    def why(self, decoded: torch.Tensor, loaded: torch.Tensor, weight: QuantizedTensor) -> str | None:
+        """Return the cause of a difference."""
+        if not self.layers:
+            return None
+        return cause(Mismatch(decoded, loaded, weight, others(self.layers, self.layer, self._dense)))
+
+    def _dense(self, layer: Layer) -> torch.Tensor:
+        return dequantize(decode(self.facts, layer, self.source, "cpu"))
+
+
+def others(layers: Sequence[Layer], layer: Layer, read: Callable[[Layer], torch.Tensor]) -> Others:
+    """Return a reader of other layers' matrices of the same shape, the nearest first."""
+    home = next((place for place, other in enumerate(layers) if other.name == layer.name), 0)
+    same = [
+        (abs(place - home), other)
+        for place, other in enumerate(layers)
+        if other.shape == layer.shape and other.name != layer.name
+    ]
+    nearest = [other for _, other in sorted(same, key=lambda item: item[0])[:MOST_OTHERS]]
+
+    def matrices() -> Iterator[tuple[str, torch.Tensor]]:
+        for other in nearest:
+            with suppress(QuantlabError):
+                yield other.name, read(other)
+
+    return matrices
 
 
 def sample(layers: Sequence[Layer], count: int | None) -> list[Layer]:
@@ -107,19 +173,16 @@ def decode(facts: CheckpointFacts, layer: Layer, source: TensorSource, device: s
     return FORMATS[facts.format].decode(layer, tensors)
 
 
-def _probe_layer(model: Any, facts: CheckpointFacts, layer: Layer, source: TensorSource, seed: int) -> LayerError:
-    module = modules.find(model, layer.name)
+def _probe_layer(task: _Task) -> LayerError:
+    layer, module = task.layer, modules.find(task.model, task.layer.name)
     try:
-        if module is None or (len(layer.shape) == 2 and not hasattr(module, "in_features")):
-            return _compare_parameter(model, facts, layer, source)
+        if module is None or len(layer.shape) != 2 or not hasattr(module, "in_features"):
+            return _compare_parameter(task)
         device = _device(module)
-        weight = decode(facts, layer, source, str(device))
-        expected = dequantize(weight).to(device)
+        weight = decode(task.facts, layer, task.source, str(device))
+        return _run_both(task, module, weight, dequantize(weight).to(device))
     except QuantlabError as error:
         raise _Skipped(error.message) from error
-    if expected.ndim != 2:
-        return _compare_parameter(model, facts, layer, source)
-    return _run_both(module, layer, weight, expected, activations=_activations(facts), seed=seed)
 
 
 def _device(module: Any) -> torch.device:
@@ -129,26 +192,29 @@ def _device(module: Any) -> torch.device:
 
 
 @torch.inference_mode()
-def _run_both(
-    module: Any, layer: Layer, weight: QuantizedTensor, expected: torch.Tensor, *, activations: Any, seed: int
-) -> LayerError:
-    dtype = _dtype(module, weight)
-    inputs = _inputs(layer, weight, expected, dtype, seed)
-    bias = getattr(module, "bias", None)
+def _run_both(task: _Task, module: Any, weight: QuantizedTensor, expected: torch.Tensor) -> LayerError:
+    name, kernel, dtype = task.layer.name, modules.kernel_name(module), _dtype(module, weight)
+    activations = _activations(task.facts, task.layer, weight)
+    inputs = _inputs(task, weight, activations, expected, dtype)
     reference = inputs.float() @ expected.T
+    bias = getattr(module, "bias", None)
     if isinstance(bias, torch.Tensor):
         reference = reference + bias.float().to(reference.device)
+    allowed = allowed_error(dtype, activations, inputs, weight)
     try:
-        output = module(inputs[None])[0].float()
+        output = module(inputs.view(BATCH, -1, inputs.shape[1])).float().flatten(0, 1)
+        alone = module(inputs[None, :1]).float()[0]
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises is the layer's result
         words = f"the layer raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        return LayerError(layer.name, None, 0.0, modules.kernel_name(module), words)
-    allowed = allowed_error(dtype, activations, inputs)
-    found = row_error(reference, output)
-    if found is not None and found <= allowed:
-        return LayerError(layer.name, found, allowed, modules.kernel_name(module))
+        return LayerError(name, None, allowed, kernel, words)
+    found, single = row_error(reference, output), row_error(reference[:1].T, alone.T)
+    if found is not None and single is not None:
+        found = max(found, single)
+        if found <= allowed:
+            return LayerError(name, found, allowed, kernel)
     loaded = recover(module, expected.shape[1], dtype, expected.device)
-    return LayerError(layer.name, found, allowed, modules.kernel_name(module), cause(expected, loaded, weight))
+    worst_error = found if single is not None else None
+    return LayerError(name, worst_error, allowed, kernel, task.why(expected, loaded, weight))
 
 
 def row_error(reference: torch.Tensor, output: torch.Tensor) -> float | None:
@@ -170,23 +236,44 @@ def _dtype(module: Any, weight: QuantizedTensor) -> torch.dtype:
     return declared if isinstance(declared, torch.dtype) and declared in ROUNDOFF else torch.bfloat16
 
 
-def _activations(facts: CheckpointFacts) -> Any:
+def _activations(facts: CheckpointFacts, layer: Layer, weight: QuantizedTensor) -> ActivationScheme | None:
+    """Return how a layer's inputs are rounded at run time."""
+    if weight.scale_rule == "absmax127":
+        return ActivationScheme(8, "int", "token", dynamic=True)
+    groups = facts.scheme.groups
+    for group in groups if len(groups) > 1 else ():
+        if any(target == "Linear" or matches(target, layer.name) for target in group.targets):
+            return group.activations
     if facts.scheme.activations is not None:
         return facts.scheme.activations
-    return next((group.activations for group in facts.scheme.groups if group.activations is not None), None)
+    return next((group.activations for group in groups if group.activations is not None), None)
 
 
 def _inputs(
-    layer: Layer, weight: QuantizedTensor, expected: torch.Tensor, dtype: torch.dtype, seed: int
+    task: _Task,
+    weight: QuantizedTensor,
+    activations: ActivationScheme | None,
+    expected: torch.Tensor,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """Return seeded normal inputs ``[TOKENS, in]``, inside the range of a static input scale where there is one."""
-    digest = hashlib.sha256(f"{seed} {layer.name}".encode()).digest()
+    digest = hashlib.sha256(f"{task.seed} {task.layer.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
     inputs = torch.randn(TOKENS, expected.shape[1], generator=generator)
-    if weight.input_scale is not None:
-        largest = {"float": 448.0, "int": 127.0}.get(weight.format.number.kind, 6.0) * weight.input_scale.float().max()
-        inputs = inputs * float(0.9 * largest.cpu() / inputs.abs().max())
+    if weight.input_scale is not None and activations is not None:
+        largest = _largest_input(weight, activations)
+        if 0 < largest < float("inf"):
+            inputs = inputs * (0.9 * largest / float(inputs.abs().max()))
     return inputs.to(expected.device, dtype)
+
+
+def _largest_input(weight: QuantizedTensor, activations: ActivationScheme) -> float:
+    """Return the largest input that a static scale is made for; NVFP4 has a scale for e4m3 scales of e2m1 numbers."""
+    assert weight.input_scale is not None
+    scale = float(weight.input_scale.float().max())
+    if activations.bits == 4:
+        return NVFP4_RANGE / scale if weight.global_scale_inverse else NVFP4_RANGE * scale
+    return scale * (127.0 if activations.type == "int" else 448.0)
 
 
 def recover(module: Any, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -201,23 +288,21 @@ def recover(module: Any, columns: int, dtype: torch.dtype, device: torch.device)
     return torch.cat(parts).T
 
 
-def _compare_parameter(model: Any, facts: CheckpointFacts, layer: Layer, source: TensorSource) -> LayerError:
+def _compare_parameter(task: _Task) -> LayerError:
     """Compare the decoded weight with a dense parameter: fused experts have no module of their own."""
-    from quantlab.evaluation.probe_experts import loaded_expert
-
-    loaded = loaded_expert(model, layer)
+    layer, loaded = task.layer, loaded_expert(task.model, task.layer)
     if loaded is None:
         raise _Skipped("no module and no parameter of the loaded model stands for it")
     if loaded.dtype not in ROUNDOFF:
         raise _Skipped(f"the model holds it as {loaded.dtype}, fused with others")
-    weight = decode(facts, layer, source, str(loaded.device))
+    weight = decode(task.facts, layer, task.source, str(loaded.device))
     expected = dequantize(weight).to(loaded.device)
-    if expected.shape != loaded.shape:
+    if expected.shape != loaded.shape or weight.dense_transposed:
         expected = expected.mT
     if expected.shape != loaded.shape:
         raise _Skipped(f"shape {tuple(expected.shape)} in the file, {tuple(loaded.shape)} in the model")
     mine, theirs = expected.flatten(0, -2), loaded.float().flatten(0, -2)
     error = row_error(mine.T, theirs.T)
     allowed = 2 * ROUNDOFF[loaded.dtype]
-    why = None if error is not None and error <= allowed else cause(mine, theirs)
+    why = None if error is not None and error <= allowed else task.why(mine, theirs, weight)
     return LayerError(layer.name, error, allowed, f"dense {str(loaded.dtype).removeprefix('torch.')} parameter", why)

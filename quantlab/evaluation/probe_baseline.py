@@ -2,17 +2,19 @@
 
 What an error may be is set by quantlab's own rounding of the original in the same scheme: a row may lose twice what
 rounding to nearest loses (calibrated methods trade some error of a weight for less error of the output), plus what
-rounding a 16-bit scale or weight costs. Codebooks have no rounding here: half of the widest gap between two of
-their sixteen values bounds each element (NF4 and FP4: below 0.17 of the block's largest), and rows of blocks of 64
-normal numbers stay below 0.25.
+rounding a 16-bit scale or weight costs. One scale of many hardly shows in its row, so the cells of one scale are
+looked at too: none may lose 0.4 of its norm where rounding loses less than a third of that. Codebooks have no
+rounding here: half of the widest gap between two of their sixteen values bounds each element (NF4: 0.15, FP4: 0.17
+of the block's largest), so the block's largest over its root mean square sets the bound.
 
-AWQ and SmoothQuant multiply columns and fold the inverse into the layer before; that is no damage, and it shows:
-each column's ratio to the original is one number.
+AWQ and SmoothQuant multiply columns and rows and fold the inverses into neighbours (``probe_folds``); that is no
+damage. Dense matrices of the file (embeddings, routers, heads) must be the original's, up to folding and rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -24,86 +26,206 @@ from quantlab.errors import QuantlabError
 from quantlab.evaluation import load_proof
 from quantlab.evaluation.job import Job
 from quantlab.evaluation.probe_bounds import ROUNDOFF
-from quantlab.evaluation.probe_cause import cause
+from quantlab.evaluation.probe_cause import Mismatch, cause
+from quantlab.evaluation.probe_folds import unfolded
+from quantlab.evaluation.probe_scales import cells
 from quantlab.evaluation.result import LayerError, WeightComparison
 from quantlab.formats.interface import Layer
 from quantlab.tensors.dequantize import dequantize
 from quantlab.tensors.quantize import quantize
 from quantlab.tensors.quantized import QuantizedTensor
 
-CODEBOOK_ALLOWED = 0.25
 ROUNDING_FACTOR = 2.0
-SAME_RATIO = 0.2
-"""Spread of a column's ratios, relative, under which the column was scaled as a whole."""
+CELL_FACTOR = 3.0
+CELL_ERROR = 0.4
+CODEBOOK_GAP = {"nf4": 0.16, "fp4": 0.17}
+"""Half of the widest gap between neighbours, as a share of the largest value."""
+
+QUIET_CELL = 0.25
+"""A cell whose norm is below this share of the mean is measured against that share: its errors hardly matter."""
+
+MOST_EXPLAINED = 8
+MOST_NOTES = 20
+
+
+@dataclass
+class _Comparison:
+    """What is found as the layers go by."""
+
+    facts: CheckpointFacts
+    original: CheckpointFacts
+    source: TensorSource
+    dense: TensorSource
+    layers: Sequence[Layer]
+    found: list[LayerError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    bad: int = 0
+
+    def add(self, error: LayerError) -> None:
+        """Take one layer's error."""
+        self.found.append(error)
+        self.bad += error.relative_error is None or error.relative_error > error.allowed
+
+    def others(self, layer: Layer) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the original's other matrices of the same shape, where causes are still looked for."""
+        from quantlab.evaluation.layer_probe import others
+
+        if self.bad >= MOST_EXPLAINED:
+            return
+        yield from others(self.layers, layer, lambda other: self.dense.read(other.weight_name).float())()
 
 
 def against_baseline(facts: CheckpointFacts, layers: Sequence[Layer], job: Job) -> WeightComparison:
-    """Compare the decoded weights of some layers with the original's."""
-    from quantlab.evaluation.layer_probe import decode, over, worst
+    """Compare the decoded weights of some layers, and the dense matrices, with the original's."""
+    from quantlab.evaluation.layer_probe import over, worst
 
     assert job.baseline is not None
     original = read(str(Path(job.baseline)))
-    found: list[LayerError] = []
-    notes: list[str] = []
     with load_proof.open_tensors(facts) as source, load_proof.open_tensors(original) as dense:
+        comparison = _Comparison(facts, original, source, dense, layers)
         for layer in layers:
-            info = original.tensors.get(layer.weight_name)
-            if info is None or tuple(info.shape) != tuple(layer.shape):
-                notes.append(f"{layer.name}: the original has no tensor {layer.weight_name} of its shape")
-                continue
-            try:
-                weight = decode(facts, layer, source, "cpu")
-                found.append(_compare(layer, weight, _dense(dense, layer), notes))
-            except QuantlabError as error:
-                notes.append(f"{layer.name}: {error.message}")
-    bad = tuple(error for error in found if over(error))
-    return WeightComparison(len(found), worst(found), not bad, bad, tuple(notes[:20]))
+            _compare_layer(comparison, layer)
+        _compare_dense(comparison)
+    bad = tuple(error for error in comparison.found if over(error))
+    found = comparison.found
+    return WeightComparison(len(found), worst(found), not bad, bad, tuple(comparison.notes[:MOST_NOTES]))
 
 
-def _dense(source: TensorSource, layer: Layer) -> torch.Tensor:
-    return source.read(layer.weight_name)
+def _compare_layer(comparison: _Comparison, layer: Layer) -> None:
+    from quantlab.evaluation.layer_probe import decode
+
+    info = comparison.original.tensors.get(layer.weight_name)
+    if info is None:
+        comparison.notes.append(f"{layer.name}: the original has no tensor {layer.weight_name}")
+        return
+    try:
+        weight = decode(comparison.facts, layer, comparison.source, "cpu")
+        wanted = comparison.dense.read(layer.weight_name)
+        wanted = wanted.mT.contiguous() if weight.dense_transposed else wanted
+        if tuple(wanted.shape) != tuple(weight.shape):
+            comparison.notes.append(f"{layer.name}: shape {list(weight.shape)}, {list(wanted.shape)} in the original")
+            return
+        comparison.add(_compare(comparison, layer, weight, wanted))
+    except QuantlabError as error:
+        comparison.notes.append(f"{layer.name}: {error.message}")
 
 
 @torch.inference_mode()
-def _compare(layer: Layer, weight: QuantizedTensor, original: torch.Tensor, notes: list[str]) -> LayerError:
-    decoded, wanted = dequantize(weight).flatten(0, -2), original.float().flatten(0, -2)
-    errors = _rows(wanted, decoded)
+def _compare(comparison: _Comparison, layer: Layer, weight: QuantizedTensor, original: torch.Tensor) -> LayerError:
+    decoded, wanted = dequantize(weight), original.float()
     if not bool(torch.isfinite(decoded).all()):
-        return LayerError(layer.name, None, 0.0, cause="not finite: a scale that is NaN or infinite")
-    limits = _limits(layer, weight, original)
-    place = int((errors / limits).argmax())
-    error, allowed = float(errors[place]), float(limits[place] if limits.ndim else limits)
-    if error <= allowed:
-        return LayerError(layer.name, error, allowed)
-    if scaled_columns(wanted, decoded):
-        notes.append(f"{layer.name}: its columns are scaled (AWQ, SmoothQuant)")
-        return LayerError(layer.name, 0.0, allowed)
-    flat = weight if len(weight.shape) == 2 else None
-    return LayerError(layer.name, error, allowed, cause=cause(wanted, decoded, flat))
+        return LayerError(layer.name, None, 0.0, cause=cause(Mismatch(decoded, wanted, weight, original=True)))
+    error = _excess(weight, decoded, original)
+    if error.relative <= error.allowed:
+        return LayerError(layer.name, error.relative, error.allowed)
+    folded = unfolded(wanted, decoded, error.noise) if wanted.ndim == 2 else None
+    if folded is not None:
+        again = _excess(weight, decoded, folded.to(original.dtype))
+        if again.relative <= again.allowed:
+            comparison.notes.append(f"{layer.name}: its columns or rows are scaled (AWQ, SmoothQuant)")
+            return LayerError(layer.name, again.relative, again.allowed)
+    mismatch = Mismatch(
+        decoded.flatten(0, -2),
+        wanted.flatten(0, -2),
+        weight if wanted.ndim == 2 else None,
+        lambda: comparison.others(layer),
+        error.noise,
+        original=True,
+    )
+    return LayerError(layer.name, error.relative, error.allowed, cause=cause(mismatch))
 
 
-def _rows(wanted: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    sizes = wanted.norm(dim=1)
-    return (got - wanted).norm(dim=1) / torch.maximum(sizes, (1e-3 * sizes.mean()).clamp_min(1e-30))
+@dataclass(frozen=True)
+class _Error:
+    """The worst row or cell: its error, what it may be, and the error of the whole matrix that rounding makes."""
+
+    relative: float
+    allowed: float
+    noise: float
 
 
-def _limits(layer: Layer, weight: QuantizedTensor, original: torch.Tensor) -> torch.Tensor:
-    """Return each row's allowed error."""
+def _excess(weight: QuantizedTensor, decoded: torch.Tensor, original: torch.Tensor) -> _Error:
+    """Compare rows with what rounding costs them, then cells."""
+    wanted = original.float()
+    rounded = _rounded(weight, original)
     roundoff = 2 * ROUNDOFF.get(original.dtype, 0.0)
-    if layer.format.number.kind == "codebook":
-        return torch.full((original.flatten(0, -2).shape[0],), CODEBOOK_ALLOWED)
-    rounded: torch.Tensor = dequantize(quantize(original, weight.format, name=layer.name)).flatten(0, -2)
-    return ROUNDING_FACTOR * _rows(original.float().flatten(0, -2), rounded) + roundoff
+    errors = _norms(decoded - wanted, wanted.flatten(0, -2))
+    if rounded is None:
+        usual = _codebook_error(weight, wanted)
+        noise = usual
+        limits = torch.full_like(errors, usual)
+    else:
+        limits = ROUNDING_FACTOR * _norms(rounded - wanted, wanted.flatten(0, -2)) + roundoff
+        noise = float((rounded - wanted).norm() / wanted.norm().clamp_min(1e-30))
+    place = int((errors / limits).argmax())
+    found = _Error(float(errors[place]), float(limits[place]), noise)
+    if found.relative > found.allowed or rounded is None:
+        return found
+    return _worst_cell(weight, decoded, wanted, rounded, noise) or found
 
 
-def scaled_columns(wanted: torch.Tensor, got: torch.Tensor) -> bool:
-    """Say whether every column of one matrix is the other's times a positive number of its own."""
-    square = (wanted * wanted).sum(dim=0).clamp_min(1e-30)
-    ratios = (wanted * got).sum(dim=0) / square
-    rest = (got - wanted * ratios).norm(dim=0) / (got.norm(dim=0).clamp_min(1e-30))
-    varied = float(ratios.std() / ratios.mean().abs().clamp_min(1e-30)) > CLOSE_RATIO
-    return bool((ratios > 0).all()) and varied and float(rest.median()) < SAME_RATIO
+def _rounded(weight: QuantizedTensor, original: torch.Tensor) -> torch.Tensor | None:
+    """Return the original rounded to nearest in the weight's scheme, or None for codebooks."""
+    if weight.format.number.kind == "codebook":
+        return None
+    plain = original if original.dtype in ROUNDOFF else original.float()
+    if weight.group_map is None or weight.format.group_size is None:
+        return dequantize(quantize(plain, weight.format, name="the original"))
+    order = weight.group_map.long().argsort(stable=True)
+    ordered = dequantize(quantize(plain[:, order].contiguous(), weight.format, name="the original"))
+    return ordered[:, order.argsort()]
 
 
-CLOSE_RATIO = 0.02
-"""Spread over columns of their ratios, relative, above which scaling columns explains anything."""
+def _norms(difference: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Return each row's error over its norm."""
+    sizes = wanted.norm(dim=1)
+    return difference.flatten(0, -2).norm(dim=1) / torch.maximum(sizes, (1e-3 * sizes.mean()).clamp_min(1e-30))
+
+
+def _codebook_error(weight: QuantizedTensor, wanted: torch.Tensor) -> float:
+    """Return half of the widest gap times the root mean square of the blocks' largest, over that of the weights."""
+    gap = CODEBOOK_GAP.get(weight.format.number.name, 0.25)
+    size = weight.format.group_size or 64
+    flat = wanted.flatten()
+    flat = torch.nn.functional.pad(flat, (0, -flat.numel() % size))
+    largest = flat.view(-1, size).abs().amax(dim=1).square().mean().sqrt()
+    return float(gap * largest / flat.square().mean().sqrt().clamp_min(1e-30))
+
+
+def _worst_cell(
+    weight: QuantizedTensor, decoded: torch.Tensor, wanted: torch.Tensor, rounded: torch.Tensor, noise: float
+) -> _Error | None:
+    """Return a cell of one scale that lost far more than rounding costs it, or None."""
+    mine, theirs, usual = cells(decoded, weight), cells(wanted, weight), cells(rounded, weight)
+    if mine is None or theirs is None or usual is None:
+        return None
+    sizes = theirs.norm(dim=-1)
+    sizes = torch.maximum(sizes, (QUIET_CELL * sizes.mean()).clamp_min(1e-30))
+    errors = (mine - theirs).norm(dim=-1) / sizes
+    limits = (CELL_FACTOR * (usual - theirs).norm(dim=-1) / sizes).clamp_min(CELL_ERROR)
+    place = int((errors / limits).argmax())
+    error, limit = float(errors.flatten()[place]), float(limits.flatten()[place])
+    return _Error(error, limit, noise) if error > limit else None
+
+
+@torch.inference_mode()
+def _compare_dense(comparison: _Comparison) -> None:
+    """Compare the matrices that the file keeps dense: they cost nothing to keep right."""
+    quantized = {name for layer in comparison.layers for name in layer.tensors.values()}
+    for name, info in comparison.facts.tensors.items():
+        original = comparison.original.tensors.get(name)
+        if name in quantized or original is None or len(info.shape) != 2 or info.shape != original.shape:
+            continue
+        if info.dtype not in {"BF16", "F16", "F32"} or original.dtype not in {"BF16", "F16", "F32"}:
+            continue
+        mine, theirs = comparison.source.read(name), comparison.dense.read(name)
+        if torch.equal(mine, theirs):
+            continue
+        allowed = 2 * max(ROUNDOFF[mine.dtype], ROUNDOFF[theirs.dtype])
+        decoded, wanted = mine.float(), theirs.float()
+        error = float(_norms(decoded - wanted, wanted).max()) if bool(torch.isfinite(decoded).all()) else None
+        if error is not None and error > allowed and unfolded(wanted, decoded, allowed) is not None:
+            comparison.notes.append(f"{name}: its columns or rows are scaled (AWQ, SmoothQuant)")
+            continue
+        why = None if error is not None and error <= allowed else cause(Mismatch(decoded, wanted, original=True))
+        comparison.add(LayerError(name, error, allowed, cause=why))

@@ -1,64 +1,111 @@
-"""Why a layer computes something else: the loaded matrix is recovered and compared with what mistakes would give."""
+"""Why a layer is not what its file says, or a file not what the original was: mistakes are made on purpose.
+
+``decoded`` is the file's own matrix. The matrix that it should be equal to (``other``) is the one a loaded layer
+multiplies by, or the original's. Each known mistake is applied to the file's codes and scales; the one whose result
+is the other matrix is the cause. Against the original a healthy file differs by its rounding (``noise``), and a
+hypothesis has to come as close as that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 
-from quantlab.tensors.dequantize import dequantize, effective_scales
+from quantlab.evaluation.probe_mistakes import mistakes
+from quantlab.evaluation.probe_orders import orders
+from quantlab.evaluation.probe_scales import wrong_scales
 from quantlab.tensors.quantized import QuantizedTensor
 
 CLOSE = 0.05
 """Relative error under which a hypothesis explains a matrix: some roundings of bfloat16 lie far below."""
 
+ALIKE = 0.8
+"""Correlation above which two matrices are the same weights: 4-bit rounding leaves 0.98, chance gives 0.01."""
+
 UNRELATED = 0.1
 """Correlation under which two matrices have nothing in common (chance gives 1/sqrt of the element count)."""
 
+Others = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
-def cause(
-    expected: torch.Tensor,
-    loaded: torch.Tensor,
-    weight: QuantizedTensor | None = None,
-    others: Mapping[str, torch.Tensor] | None = None,
-) -> str:
-    """Return the likely cause in words.
 
-    Args:
-        expected: float32 ``[out, in]``, what the file says.
-        loaded: float32 ``[out, in]``, what the layer multiplies by.
-        weight: the file's codes and scales, for hypotheses about zero points and groups.
-        others: other layers' expected matrices of the same shape, by name.
+@dataclass(frozen=True)
+class Mismatch:
+    """Two matrices that should be equal.
+
+    Attributes:
+        decoded: float32 ``[out, in]``, the file's.
+        other: float32 ``[out, in]``, the loaded layer's or the original's.
+        weight: the file's codes and scales; None for a dense tensor.
+        others: gives other layers' counterparts of the same shape by name.
+        noise: relative error that a healthy pair has.
+        original: ``other`` is the original's.
     """
-    return next(_causes(expected, loaded, weight, others or {}), "unknown")
+
+    decoded: torch.Tensor
+    other: torch.Tensor
+    weight: QuantizedTensor | None = None
+    others: Others | None = None
+    noise: float = 0.0
+    original: bool = False
+
+    @property
+    def close(self) -> float:
+        """Relative error under which a hypothesis explains the difference."""
+        return max(CLOSE, 1.5 * self.noise)
 
 
-def _causes(
-    expected: torch.Tensor, loaded: torch.Tensor, weight: QuantizedTensor | None, others: Mapping[str, torch.Tensor]
-) -> Iterator[str]:
-    if not bool(torch.isfinite(loaded).all()):
-        yield "not finite: a scale that is NaN or infinite"
+def cause(found: Mismatch) -> str:
+    """Return the likely cause in words."""
+    return next(_causes(found), "unknown")
+
+
+def _causes(found: Mismatch) -> Iterator[str]:
+    values = list(_values(found))
+    if values:
+        yield from values
         return
-    if not bool(loaded.any()):
-        yield "all zero: weights that were never loaded, or a kernel that returns zeros"
-    yield from _factors(expected, loaded)
-    if weight is not None:
-        yield from _zero_points(loaded, weight)
-        yield from _groups(loaded, weight)
-    yield from _orders(expected, loaded)
-    for name, other in others.items():
-        if relative(other, loaded) < CLOSE:
-            yield f"the weights of {name}: layers were exchanged"
-    if weight is not None:
-        yield from _some_scales(expected, loaded, weight)
-    if abs(correlation(expected, loaded)) < UNRELATED:
+    decoded, other = found.decoded, found.other
+    if not found.original and relative(decoded, other) < CLOSE:
+        yield "its matrix is right one input at a time: the kernel fails on batches or on the size of numbers"
+    yield from _factor(found)
+    if found.weight is not None and len(found.weight.shape) == 2:
+        for words, matrix in mistakes(found.weight):
+            if matrix.shape == other.shape and relative(other, matrix.to(other.device)) < found.close:
+                yield words
+    yield from orders(decoded, other)
+    yield from _exchanged(found)
+    yield from wrong_scales(decoded, other, found.weight, limit=max(CLOSE, 3 * found.noise), original=found.original)
+    if abs(correlation(decoded, other)) < UNRELATED:
         yield "unrelated numbers: random, or unpacked in another order"
+    yield f"related but not equal (correlation {correlation(decoded, other):.2f})"
 
 
-def relative(expected: torch.Tensor, loaded: torch.Tensor) -> float:
+def _values(found: Mismatch) -> Iterator[str]:
+    """Say what needs no hypothesis."""
+    if not bool(torch.isfinite(found.decoded).all()):
+        yield "not finite: the file holds a scale or weight that is NaN or infinite"
+    elif not bool(torch.isfinite(found.other).all()):
+        yield "not finite: a scale that is NaN or infinite, or an overflow"
+    elif not bool(found.other.any()):
+        yield "all zero: weights that were never loaded, or a kernel that returns zeros"
+    elif not bool(found.decoded.any()):
+        yield "all zero in the file: scales that are zero"
+
+
+def _exchanged(found: Mismatch) -> Iterator[str]:
+    if found.others is None:
+        return
+    wanted = found.decoded if found.original else found.other
+    for name, matrix in found.others():
+        if matrix.shape == wanted.shape and alike(matrix.to(wanted.device), wanted):
+            yield f"it holds the weights of {name}: layers were exchanged"
+
+
+def relative(expected: torch.Tensor, got: torch.Tensor) -> float:
     """Return the relative error in the Frobenius norm."""
-    return float((loaded - expected).norm() / expected.norm().clamp_min(1e-30))
+    return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
 def correlation(one: torch.Tensor, two: torch.Tensor) -> float:
@@ -66,60 +113,21 @@ def correlation(one: torch.Tensor, two: torch.Tensor) -> float:
     return float((one * two).sum() / (one.norm() * two.norm()).clamp_min(1e-30))
 
 
-def _factors(expected: torch.Tensor, loaded: torch.Tensor) -> Iterator[str]:
-    square = (expected * expected).sum()
+def alike(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Say whether two matrices are the same weights up to rounding."""
+    return correlation(one, two) > ALIKE
+
+
+def _factor(found: Mismatch) -> Iterator[str]:
+    """Look for one factor between the whole matrices, said of what is wrong: the layer, or the file."""
+    wrong, right = (found.decoded, found.other) if found.original else (found.other, found.decoded)
+    square = (right * right).sum()
     if square == 0:
         return
-    factor = float((loaded * expected).sum() / square)
-    if factor == 0 or relative(expected * factor, loaded) > CLOSE or abs(factor - 1) < CLOSE:
+    factor = float((wrong * right).sum() / square)
+    if abs(factor) < 1e-12 or abs(factor - 1) < CLOSE or relative(right * factor, wrong) > found.close:
         return
-    if any(abs(factor / other - 1) < CLOSE for other in (2.0, 0.5)):
-        yield f"everything times {factor:.3g}: FNUZ bytes read as OCP or the reverse, or a scale doubled"
+    if any(abs(factor / known - 1) < CLOSE for known in (2.0, 0.5)):
+        yield f"everything times {factor:.3g}: FNUZ bytes read as OCP or the reverse, or a scale doubled or halved"
     else:
         yield f"everything times {factor:.4g}: a constant factor, such as a scale left out or inverted"
-
-
-def _zero_points(loaded: torch.Tensor, weight: QuantizedTensor) -> Iterator[str]:
-    if weight.format.number.kind != "int" or weight.scales.ndim != 2:
-        return
-    scales = effective_scales(weight)
-    ones = torch.ones_like(scales, dtype=torch.int16)
-    zeros = torch.zeros_like(ones) if weight.zeros is None else weight.zeros
-    for step in (1, -1):
-        shifted = dequantize(replace(weight, zeros=zeros + step * ones, format=replace(weight.format, symmetric=False)))
-        if relative(shifted.to(loaded.device), loaded) < CLOSE:
-            yield "off by one zero point: GPTQ version 1 read as version 2, or the reverse"
-
-
-def _groups(loaded: torch.Tensor, weight: QuantizedTensor) -> Iterator[str]:
-    if weight.group_map is not None:
-        plain = dequantize(replace(weight, group_map=None))
-        if relative(plain.to(loaded.device), loaded) < CLOSE:
-            yield "act order: the group map (g_idx) was ignored"
-
-
-def _orders(expected: torch.Tensor, loaded: torch.Tensor) -> Iterator[str]:
-    """Compare sorted rows and columns: a permutation keeps them."""
-    if relative(expected.sort(dim=1).values, loaded.sort(dim=1).values) < CLOSE:
-        yield "permuted columns: act order, or packed codes taken apart in another order (AWQ, nibbles)"
-    if relative(expected.sort(dim=0).values, loaded.sort(dim=0).values) < CLOSE:
-        yield "permuted rows: output channels in another order"
-
-
-def _some_scales(expected: torch.Tensor, loaded: torch.Tensor, weight: QuantizedTensor) -> Iterator[str]:
-    """Say where a few groups alone are wrong, and by which factor."""
-    if weight.scales.ndim != 2 or weight.scales.shape[0] != expected.shape[0]:
-        return
-    groups = weight.scales.shape[1]
-    if groups == 0 or expected.shape[1] % groups:
-        return
-    mine = expected.reshape(expected.shape[0], groups, -1)
-    theirs = loaded.reshape(mine.shape)
-    errors = (theirs - mine).norm(dim=-1) / mine.norm(dim=-1).clamp_min(1e-30)
-    wrong = errors > CLOSE
-    if 0 < int(wrong.sum()) < 0.2 * wrong.numel():
-        row, group = (int(index) for index in wrong.nonzero()[0])
-        part = (mine[row, group] * mine[row, group]).sum().clamp_min(1e-30)
-        factor = float((theirs[row, group] * mine[row, group]).sum() / part)
-        where = f"{int(wrong.sum())} of {wrong.numel()} groups are wrong, first row {row} group {group}"
-        yield f"{where}: times {factor:.3g} (its scale)"

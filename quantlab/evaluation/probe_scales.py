@@ -1,0 +1,54 @@
+"""Which scales of a matrix are wrong, and by how much: cells of one scale each are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from quantlab.tensors.quantized import QuantizedTensor
+
+FEW = 0.2
+"""Share of cells up to which it is some scales, not all."""
+
+
+def cells(matrix: torch.Tensor, weight: QuantizedTensor) -> torch.Tensor | None:
+    """Return the matrix as ``[scale rows, scale columns, elements]``, or None where scales lie otherwise."""
+    if weight.scales.ndim != 2 or matrix.ndim != 2:
+        return None
+    rows, columns = weight.scales.shape
+    if rows == 0 or columns == 0 or matrix.shape[0] % rows or matrix.shape[1] % columns:
+        return None
+    if weight.group_map is not None:
+        matrix = matrix[:, weight.group_map.to(matrix.device).long().argsort(stable=True)]
+    parts = matrix.reshape(rows, matrix.shape[0] // rows, columns, matrix.shape[1] // columns)
+    return parts.transpose(1, 2).flatten(2)
+
+
+def wrong_scales(
+    decoded: torch.Tensor, other: torch.Tensor, weight: QuantizedTensor | None, *, limit: float, original: bool
+) -> Iterator[str]:
+    """Say where cells are wrong by a factor of their own; ``limit`` is the relative error of a healthy cell."""
+    if weight is None or (mine := cells(decoded, weight)) is None or (theirs := cells(other, weight)) is None:
+        return
+    bad, good = (mine, theirs) if original else (theirs, mine)
+    sizes = good.norm(dim=-1)
+    floor = (1e-3 * sizes.mean()).clamp_min(1e-30)
+    wrong = (bad - good).norm(dim=-1) / torch.maximum(sizes, floor) > limit
+    count = int(wrong.sum())
+    if count == 0:
+        return
+    factors = (bad * good).sum(-1) / sizes.square().clamp_min(1e-30)
+    rest = (bad - factors.unsqueeze(-1) * good).norm(dim=-1) / torch.maximum(bad.norm(dim=-1), floor)
+    explained = float((rest[wrong] < max(limit, 0.3)).float().mean())
+    row, group = (int(index) for index in wrong.nonzero()[0])
+    if count <= FEW * wrong.numel():
+        where = f"{count} of {wrong.numel()} scales {'is' if count == 1 else 'are'} wrong"
+        yield f"{where}, first row {row} group {group}: {_factor(float(factors[row, group]))}"
+    elif explained > 0.8:
+        low, high = float(factors[wrong].min()), float(factors[wrong].max())
+        yield f"the right codes under wrong scales in {count} of {wrong.numel()} groups (times {low:.3g} to {high:.3g})"
+
+
+def _factor(factor: float) -> str:
+    return "the scale is zero" if abs(factor) < 1e-3 else f"times {factor:.3g}"
