@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MethodType
 from typing import Any
 from unittest import mock
 
@@ -26,7 +27,6 @@ from quantlab.evaluation.job import Job, LoadOptions, SpeedOptions, TextOptions
 from quantlab.evaluation.result import Result
 from quantlab.evaluation.verdict import Thresholds
 from quantlab.formats import FORMATS
-from quantlab.tensors.dequantize import dequantize
 from quantlab.tensors.number_types import FP4_E2M1, FP8_E4M3FN, INT4, INT8
 from quantlab.tensors.quantize import quantize
 from quantlab.tensors.quantized import QuantizedTensor, WeightFormat
@@ -235,15 +235,15 @@ def carry(model: Any, module: str, matrix: torch.Tensor) -> None:
     """Make a loaded layer multiply by another matrix: what a faulty loader or kernel comes to."""
     held = model.get_submodule(module)
 
-    def forward(inputs: torch.Tensor) -> torch.Tensor:
+    def forward(module: Any, inputs: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(inputs, matrix.to(inputs.device, inputs.dtype))
 
-    held.forward = forward
+    replace_forward(held, forward)
 
 
-def carry_weight(model: Any, module: str, weight: QuantizedTensor) -> None:
-    """The same, with a matrix given as codes and scales."""
-    carry(model, module, dequantize(weight))
+def replace_forward(module: Any, forward: Callable[..., Any]) -> None:
+    """Give a module another forward method; ``forward`` takes the module first, as some loaders look for that."""
+    module.forward = MethodType(forward, module)
 
 
 def judged(

@@ -7,14 +7,19 @@ looked at too: none may lose 0.4 of its norm where rounding loses less than a th
 rounding here: half of the widest gap between two of their sixteen values bounds each element (NF4: 0.15, FP4: 0.17
 of the block's largest), so the block's largest over its root mean square sets the bound.
 
+Calibration may move a weight further still where its inputs hardly vary (GPTQ with few samples: seven times what
+rounding does). So an error above these bounds counts as damage where a known mistake explains it (``probe_cause``),
+or where nothing of a row is left; other drift is noted.
+
 AWQ and SmoothQuant multiply columns and rows and fold the inverses into neighbours (``probe_folds``); that is no
 damage. Dense matrices of the file (embeddings, routers, heads) must be the original's, up to folding and rounding.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -22,12 +27,12 @@ import torch
 from quantlab.checkpoint.facts import CheckpointFacts
 from quantlab.checkpoint.open import read
 from quantlab.conversion.source import TensorSource
-from quantlab.errors import QuantlabError
+from quantlab.errors import CheckpointError, QuantlabError
 from quantlab.evaluation import load_proof
 from quantlab.evaluation.job import Job
 from quantlab.evaluation.probe_bounds import ROUNDOFF
-from quantlab.evaluation.probe_cause import Mismatch, cause
-from quantlab.evaluation.probe_folds import unfolded
+from quantlab.evaluation.probe_cause import DRIFT, Mismatch, cause
+from quantlab.evaluation.probe_folds import Fold, find_fold, taken_back
 from quantlab.evaluation.probe_scales import cells
 from quantlab.evaluation.result import LayerError, WeightComparison
 from quantlab.formats.interface import Layer
@@ -36,6 +41,9 @@ from quantlab.tensors.quantize import quantize
 from quantlab.tensors.quantized import QuantizedTensor
 
 ROUNDING_FACTOR = 2.0
+RUINED_ROW = 0.2
+"""Correlation of a row with the original's from which something of it is left: chance gives 1/sqrt(columns)."""
+
 CELL_FACTOR = 3.0
 CELL_ERROR = 0.4
 CODEBOOK_GAP = {"nf4": 0.16, "fp4": 0.17}
@@ -44,8 +52,27 @@ CODEBOOK_GAP = {"nf4": 0.16, "fp4": 0.17}
 QUIET_CELL = 0.25
 """A cell whose norm is below this share of the mean is measured against that share: its errors hardly matter."""
 
+NOT_TAKEN_BACK = "its columns or rows are scaled, and nothing takes that back: scales in another order"
+BLOCK = re.compile(r"^(.*?\.\d+)\.")
+"""A decoder block's name, at the start of its tensors' names."""
+
 MOST_EXPLAINED = 8
 MOST_NOTES = 20
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """A matrix that is the original's but for a fold.
+
+    Attributes:
+        fold: the fold.
+        error: its error if nothing takes the fold back.
+        layer: the layer, or None for a dense tensor.
+    """
+
+    fold: Fold
+    error: LayerError
+    layer: Layer | None = None
 
 
 @dataclass
@@ -58,6 +85,8 @@ class _Comparison:
     dense: TensorSource
     layers: Sequence[Layer]
     found: list[LayerError] = field(default_factory=list)
+    folds: dict[str, _Folded] = field(default_factory=dict)
+    drifted: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     bad: int = 0
 
@@ -86,6 +115,10 @@ def against_baseline(facts: CheckpointFacts, layers: Sequence[Layer], job: Job) 
         for layer in layers:
             _compare_layer(comparison, layer)
         _compare_dense(comparison)
+        _check_folds(comparison, complete=job.probe is None)
+    if comparison.drifted:
+        words = f"{len(comparison.drifted)} matrices moved more than rounding moves them, as calibration does"
+        comparison.notes.insert(0, f"{words}; first {comparison.drifted[0]}")
     bad = tuple(error for error in comparison.found if over(error))
     found = comparison.found
     return WeightComparison(len(found), worst(found), not bad, bad, tuple(comparison.notes[:MOST_NOTES]))
@@ -106,6 +139,8 @@ def _compare_layer(comparison: _Comparison, layer: Layer) -> None:
             comparison.notes.append(f"{layer.name}: shape {list(weight.shape)}, {list(wanted.shape)} in the original")
             return
         comparison.add(_compare(comparison, layer, weight, wanted))
+    except CheckpointError as error:  # the file contradicts itself
+        comparison.add(LayerError(layer.name, None, 0.0, cause=error.message))
     except QuantlabError as error:
         comparison.notes.append(f"{layer.name}: {error.message}")
 
@@ -118,12 +153,14 @@ def _compare(comparison: _Comparison, layer: Layer, weight: QuantizedTensor, ori
     error = _excess(weight, decoded, original)
     if error.relative <= error.allowed:
         return LayerError(layer.name, error.relative, error.allowed)
-    folded = unfolded(wanted, decoded, error.noise) if wanted.ndim == 2 else None
-    if folded is not None:
-        again = _excess(weight, decoded, folded.to(original.dtype))
-        if again.relative <= again.allowed:
-            comparison.notes.append(f"{layer.name}: its columns or rows are scaled (AWQ, SmoothQuant)")
-            return LayerError(layer.name, again.relative, again.allowed)
+    fold = find_fold(wanted, decoded) if wanted.ndim == 2 else None
+    if fold is not None:
+        wrong = LayerError(layer.name, error.relative, error.allowed, cause=NOT_TAKEN_BACK)
+        comparison.folds[layer.name] = _Folded(fold, wrong, layer)
+        wanted = fold.scaled
+        error = _excess(weight, decoded, wanted.to(original.dtype))
+        if error.relative <= error.allowed:
+            return LayerError(layer.name, error.relative, error.allowed)
     mismatch = Mismatch(
         decoded.flatten(0, -2),
         wanted.flatten(0, -2),
@@ -132,7 +169,20 @@ def _compare(comparison: _Comparison, layer: Layer, weight: QuantizedTensor, ori
         error.noise,
         original=True,
     )
-    return LayerError(layer.name, error.relative, error.allowed, cause=cause(mismatch))
+    why = cause(mismatch)
+    if why.startswith(DRIFT) and _row_correlation(decoded, wanted) >= RUINED_ROW:
+        comparison.drifted.append(layer.name)
+        return LayerError(layer.name, error.relative, error.relative, cause=why)
+    comparison.folds.pop(layer.name, None)
+    return LayerError(layer.name, error.relative, error.allowed, cause=why)
+
+
+def _row_correlation(decoded: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the lowest correlation of a row with the original's, rows of next to nothing aside."""
+    mine, theirs = decoded.flatten(0, -2), wanted.flatten(0, -2)
+    sizes = theirs.norm(dim=1)
+    found = (mine * theirs).sum(dim=1) / (sizes * mine.norm(dim=1)).clamp_min(1e-30)
+    return float(found[sizes > 1e-3 * sizes.mean()].min()) if bool(sizes.any()) else 1.0
 
 
 @dataclass(frozen=True)
@@ -224,8 +274,66 @@ def _compare_dense(comparison: _Comparison) -> None:
         allowed = 2 * max(ROUNDOFF[mine.dtype], ROUNDOFF[theirs.dtype])
         decoded, wanted = mine.float(), theirs.float()
         error = float(_norms(decoded - wanted, wanted).max()) if bool(torch.isfinite(decoded).all()) else None
-        if error is not None and error > allowed and unfolded(wanted, decoded, allowed) is not None:
-            comparison.notes.append(f"{name}: its columns or rows are scaled (AWQ, SmoothQuant)")
+        if error is not None and error > allowed and (fold := find_fold(wanted, decoded)) is not None:
+            comparison.folds[name] = _Folded(fold, LayerError(name, error, allowed, cause=NOT_TAKEN_BACK))
             continue
         why = None if error is not None and error <= allowed else cause(Mismatch(decoded, wanted, original=True))
         comparison.add(LayerError(name, error, allowed, cause=why))
+
+
+def _check_folds(comparison: _Comparison, *, complete: bool) -> None:
+    """Accept folds that something in the same block takes back; a sample of layers need not hold that."""
+    if not comparison.folds:
+        return
+    accepted = 0
+    for name, folded in comparison.folds.items():
+        if not complete or _is_taken_back(comparison, name, folded.fold):
+            accepted += 1
+            continue
+        wrong = folded.error
+        if folded.layer is not None:
+            wrong = replace(wrong, cause=_unfolded_cause(comparison, folded.layer) or wrong.cause)
+        comparison.found = [wrong if error.layer == name else error for error in comparison.found]
+        if all(error.layer != name for error in comparison.found):
+            comparison.found.append(wrong)
+    if accepted:
+        words = "taken back by their neighbours" if complete else "not looked for in their neighbours"
+        comparison.notes.insert(0, f"columns or rows of {accepted} matrices are scaled (AWQ, SmoothQuant), {words}")
+
+
+def _is_taken_back(comparison: _Comparison, name: str, fold: Fold) -> bool:
+    block = _block(name)
+    near = [other.fold for key, other in comparison.folds.items() if key != name and _block(key) == block]
+    before = [other.rows for other in near if other.rows is not None] + list(_norm_ratios(comparison, block))
+    after = [other.columns for other in near if other.columns is not None]
+    head = comparison.facts.architecture.head_dim
+    columns_right = fold.columns is None or taken_back(fold.columns, before, head)
+    return columns_right and (fold.rows is None or taken_back(fold.rows, after, head))
+
+
+def _unfolded_cause(comparison: _Comparison, layer: Layer) -> str | None:
+    """Return why a layer differs from the original as it is, where a known mistake explains it."""
+    from quantlab.evaluation.layer_probe import decode
+
+    weight = decode(comparison.facts, layer, comparison.source, "cpu")
+    wanted = comparison.dense.read(layer.weight_name)
+    noise = _excess(weight, dequantize(weight), wanted).noise
+    why = cause(Mismatch(dequantize(weight), wanted.float(), weight, noise=noise, original=True))
+    return None if why.startswith(DRIFT) else why
+
+
+def _block(name: str) -> str:
+    found = BLOCK.match(name)
+    return "" if found is None else found[1]
+
+
+def _norm_ratios(comparison: _Comparison, block: str) -> Iterator[torch.Tensor]:
+    """Yield by how much each vector of a block was multiplied; some norms add 1 to their weight (Gemma)."""
+    for name, info in comparison.facts.tensors.items():
+        original = comparison.original.tensors.get(name)
+        if _block(name) != block or original is None or len(info.shape) != 1 or info.shape != original.shape:
+            continue
+        mine, theirs = comparison.source.read(name).float(), comparison.dense.read(name).float()
+        if not torch.equal(mine, theirs):
+            for added in (0.0, 1.0):
+                yield ((mine + added) / (theirs + added)).abs().clamp(1e-6, 1e6).nan_to_num(1.0)

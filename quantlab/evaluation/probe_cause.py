@@ -24,6 +24,12 @@ CLOSE = 0.05
 ALIKE = 0.8
 """Correlation above which two matrices are the same weights: 4-bit rounding leaves 0.98, chance gives 0.01."""
 
+HALF = 0.5
+"""A mistake has to explain at least half of the difference: at 8 bits one step is small beside ``CLOSE``."""
+
+DRIFT = "related but not equal"
+"""What is said where no mistake explains the difference."""
+
 UNRELATED = 0.1
 """Correlation under which two matrices have nothing in common (chance gives 1/sqrt of the element count)."""
 
@@ -67,19 +73,20 @@ def _causes(found: Mismatch) -> Iterator[str]:
         yield from values
         return
     decoded, other = found.decoded, found.other
-    if not found.original and relative(decoded, other) < CLOSE:
+    if not found.original and _worst_row(decoded, other) < CLOSE:
         yield "its matrix is right one input at a time: the kernel fails on batches or on the size of numbers"
     yield from _factor(found)
     if found.weight is not None and len(found.weight.shape) == 2:
+        limit = min(found.close, HALF * relative(other, decoded))
         for words, matrix in mistakes(found.weight):
-            if matrix.shape == other.shape and relative(other, matrix.to(other.device)) < found.close:
+            if matrix.shape == other.shape and relative(other, matrix.to(other.device)) < limit:
                 yield words
     yield from orders(decoded, other)
     yield from _exchanged(found)
     yield from wrong_scales(decoded, other, found.weight, limit=max(CLOSE, 3 * found.noise), original=found.original)
     if abs(correlation(decoded, other)) < UNRELATED:
         yield "unrelated numbers: random, or unpacked in another order"
-    yield f"related but not equal (correlation {correlation(decoded, other):.2f})"
+    yield f"{DRIFT} (correlation {correlation(decoded, other):.2f})"
 
 
 def _values(found: Mismatch) -> Iterator[str]:
@@ -106,6 +113,11 @@ def _exchanged(found: Mismatch) -> Iterator[str]:
 def relative(expected: torch.Tensor, got: torch.Tensor) -> float:
     """Return the relative error in the Frobenius norm."""
     return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def _worst_row(expected: torch.Tensor, got: torch.Tensor) -> float:
+    sizes = expected.norm(dim=1)
+    return float(((got - expected).norm(dim=1) / torch.maximum(sizes, 1e-3 * sizes.mean()).clamp_min(1e-30)).max())
 
 
 def correlation(one: torch.Tensor, two: torch.Tensor) -> float:

@@ -54,8 +54,8 @@ def _scales(weight: QuantizedTensor) -> Iterator[tuple[str, torch.Tensor]]:
         dequantize(replace(plain, scales=1 / usable)),
     )
     if min(scales.shape) > 1:
-        turned = scales.T.reshape(scales.shape)
-        yield "the scales are transposed", dequantize(replace(plain, scales=turned))
+        for turned in (scales.T.reshape(scales.shape), scales.reshape(scales.shape[::-1]).T):
+            yield "the scales are transposed", dequantize(replace(plain, scales=turned.contiguous()))
 
 
 def _packing(weight: QuantizedTensor) -> Iterator[tuple[str, torch.Tensor]]:

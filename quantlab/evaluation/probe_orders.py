@@ -19,6 +19,10 @@ SHARE = 0.8
 """Share of them that must be found."""
 
 
+MOVED = 0.25
+"""Share of them that must lie elsewhere: a single one that resembles another has other reasons."""
+
+
 def orders(decoded: torch.Tensor, other: torch.Tensor) -> Iterator[str]:
     """Yield what order differs, in words."""
     if (places := matching(decoded.T, other.T)) is not None:
@@ -39,7 +43,7 @@ def matching(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
     best, places = (looked_for @ _unit(one).T).max(dim=1)
     found = (best > MATCH) | (other[:MOST].norm(dim=1) == 0)
     moved = places != torch.arange(len(places), device=places.device)
-    if float(found.float().mean()) < SHARE or not bool((moved & found).any()):
+    if float(found.float().mean()) < SHARE or float((moved & found).float().mean()) < MOVED:
         return None
     return places
 

@@ -12,6 +12,13 @@ FEW = 0.2
 """Share of cells up to which it is some scales, not all."""
 
 
+WRONG_FACTOR = 0.2
+"""Relative change of a cell from which its scale is wrong: calibration shrinks cells by a few percent."""
+
+EXPLAINED = 0.3
+"""Relative error that may remain in a cell once its factor is taken out."""
+
+
 def cells(matrix: torch.Tensor, weight: QuantizedTensor) -> torch.Tensor | None:
     """Return the matrix as ``[scale rows, scale columns, elements]``, or None where scales lie otherwise."""
     if weight.scales.ndim != 2 or matrix.ndim != 2:
@@ -34,13 +41,14 @@ def wrong_scales(
     bad, good = (mine, theirs) if original else (theirs, mine)
     sizes = good.norm(dim=-1)
     floor = (1e-3 * sizes.mean()).clamp_min(1e-30)
-    wrong = (bad - good).norm(dim=-1) / torch.maximum(sizes, floor) > limit
+    far = (bad - good).norm(dim=-1) / torch.maximum(sizes, floor) > limit
+    factors = (bad * good).sum(-1) / sizes.square().clamp_min(1e-30)
+    rest = (bad - factors.unsqueeze(-1) * good).norm(dim=-1) / torch.maximum(bad.norm(dim=-1), floor)
+    wrong = far & ((factors - 1).abs() > WRONG_FACTOR) & (rest < max(limit, EXPLAINED))
     count = int(wrong.sum())
     if count == 0:
         return
-    factors = (bad * good).sum(-1) / sizes.square().clamp_min(1e-30)
-    rest = (bad - factors.unsqueeze(-1) * good).norm(dim=-1) / torch.maximum(bad.norm(dim=-1), floor)
-    explained = float((rest[wrong] < max(limit, 0.3)).float().mean())
+    explained = count / int(far.sum())
     row, group = (int(index) for index in wrong.nonzero()[0])
     if count <= FEW * wrong.numel():
         where = f"{count} of {wrong.numel()} scales {'is' if count == 1 else 'are'} wrong"
