@@ -168,9 +168,28 @@ def _excess(error: LayerError) -> float:
 
 
 def decode(facts: CheckpointFacts, layer: Layer, source: TensorSource, device: str) -> QuantizedTensor:
-    """Return the layer's weight as the file holds it."""
+    """Return the layer's weight as the file holds it.
+
+    Raises:
+        CheckpointError: the file contradicts itself.
+    """
     tensors = {role: source.read(name, device) for role, name in layer.tensors.items()}
-    return FORMATS[facts.format].decode(layer, tensors)
+    weight = FORMATS[facts.format].decode(layer, tensors)
+    _check_codes(layer, weight)
+    return weight
+
+
+def _check_codes(layer: Layer, weight: QuantizedTensor) -> None:
+    """Refuse codes that the number type does not have: a config may say 4 bits where bytes hold 8."""
+    number, codes = weight.format.number, weight.codes
+    if number.kind != "int" or number.bits >= 8 or not isinstance(codes, torch.Tensor) or codes.numel() == 0:
+        return
+    low, high = int(codes.min()), int(codes.max())
+    if low < number.minimum or high > number.maximum:
+        raise CheckpointError(
+            f"{layer.name} has codes from {low} to {high}, the config says {number.bits} bits "
+            f"({number.minimum:g} to {number.maximum:g})"
+        )
 
 
 def _probe_layer(task: _Task) -> LayerError:

@@ -228,8 +228,9 @@ def _rounded(weight: QuantizedTensor, original: torch.Tensor) -> torch.Tensor | 
 
 def _norms(difference: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """Return each row's error over its norm."""
-    sizes = wanted.norm(dim=1)
-    return difference.flatten(0, -2).norm(dim=1) / torch.maximum(sizes, (1e-3 * sizes.mean()).clamp_min(1e-30))
+    sizes: torch.Tensor = wanted.norm(dim=1)
+    errors: torch.Tensor = difference.flatten(0, -2).norm(dim=1)
+    return errors / torch.maximum(sizes, (1e-3 * sizes.mean()).clamp_min(1e-30))
 
 
 def _codebook_error(weight: QuantizedTensor, wanted: torch.Tensor) -> float:

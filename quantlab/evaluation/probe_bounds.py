@@ -45,7 +45,7 @@ def allowed_error(
         weight: the layer's codes and scales.
     """
     roundoff = ROUNDOFF.get(computed, ROUNDOFF[torch.bfloat16])
-    sums = 2 * inputs.shape[-1] ** 0.5 * ROUNDOFF[torch.float32]
+    sums: float = 2 * inputs.shape[-1] ** 0.5 * ROUNDOFF[torch.float32]
     return roundoff * (4 + zero_point_share(weight)) + sums + rounded_inputs(activations, inputs)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from quantlab.evaluation.probe_mistakes import mistakes
 from quantlab.evaluation.probe_orders import orders
-from quantlab.evaluation.probe_scales import wrong_scales
+from quantlab.evaluation.probe_scales import other_groups, wrong_scales
 from quantlab.tensors.quantized import QuantizedTensor
 
 CLOSE = 0.05
@@ -81,6 +81,9 @@ def _causes(found: Mismatch) -> Iterator[str]:
         for words, matrix in mistakes(found.weight):
             if matrix.shape == other.shape and relative(other, matrix.to(other.device)) < limit:
                 yield words
+        grouped = other_groups(found.weight, other)
+        if grouped is not None and relative(other, grouped) < limit:
+            yield "the right codes under wrong scales: columns belong to other groups, the group map (g_idx) is lost"
     yield from orders(decoded, other)
     yield from _exchanged(found)
     yield from wrong_scales(decoded, other, found.weight, limit=max(CLOSE, 3 * found.noise), original=found.original)

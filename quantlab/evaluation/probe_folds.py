@@ -30,6 +30,11 @@ TAKES_BACK = -0.9
 """Correlation of the logarithms of two lists of factors from which one is the other's inverse."""
 
 
+NEARLY_ALL = 0.95
+"""Share of factors that must be positive and usual: a quiet column may be rounded to nothing."""
+
+SMALLEST = 1e-6
+
 LEFT_OVER = 0.3
 """Share of the factors' logarithms that their product with the inverse may leave."""
 
@@ -61,8 +66,9 @@ def find_fold(wanted: torch.Tensor, got: torch.Tensor) -> Fold | None:
     for _ in range(ROUNDS):
         columns = _factors(wanted * rows[:, None], got, 0)
         rows = _factors(wanted * columns, got, 1)
-        if float(columns.min()) <= 0 or float(rows.min()) <= 0:
+        if not (_positive(columns) and _positive(rows)):
             return None
+        columns, rows = columns.clamp_min(SMALLEST), rows.clamp_min(SMALLEST)
         middle = rows.median()
         rows, columns = rows / middle, columns * middle
     if not (_is_fold(columns) or _is_fold(rows)) or not (_usual(columns) and _usual(rows)):
@@ -105,8 +111,12 @@ def _factors(wanted: torch.Tensor, got: torch.Tensor, axis: int) -> torch.Tensor
     return torch.where(square > 0, factors, torch.ones_like(factors))
 
 
+def _positive(factors: torch.Tensor) -> bool:
+    return float((factors > 0).float().mean()) >= NEARLY_ALL
+
+
 def _usual(factors: torch.Tensor) -> bool:
-    return float(factors.max()) < WIDEST and float(factors.min()) > 1 / WIDEST
+    return float(((factors < WIDEST) & (factors > 1 / WIDEST)).float().mean()) >= NEARLY_ALL
 
 
 def _is_fold(factors: torch.Tensor) -> bool:

@@ -49,7 +49,8 @@ def matching(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
 
 
 def _unit(matrix: torch.Tensor) -> torch.Tensor:
-    return matrix / matrix.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    sizes: torch.Tensor = matrix.norm(dim=1, keepdim=True)
+    return matrix / sizes.clamp_min(1e-30)
 
 
 def _extent(places: torch.Tensor) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from quantlab.tensors.dequantize import code_values, dense_codes, effective_scales
 from quantlab.tensors.quantized import QuantizedTensor
 
 FEW = 0.2
@@ -56,6 +57,30 @@ def wrong_scales(
     elif explained > 0.8:
         low, high = float(factors[wrong].min()), float(factors[wrong].max())
         yield f"the right codes under wrong scales in {count} of {wrong.numel()} groups (times {low:.3g} to {high:.3g})"
+
+
+def other_groups(weight: QuantizedTensor, wanted: torch.Tensor) -> torch.Tensor | None:
+    """Give each column the group whose scales fit it best; return the matrix where that is another arrangement.
+
+    A dropped group map (act order) leaves the right codes under the scales of other columns.
+    """
+    if weight.scales.ndim != 2 or weight.format.granularity != "group" or wanted.ndim != 2:
+        return None
+    rows, groups = weight.scales.shape
+    if groups < 2 or rows != wanted.shape[0]:
+        return None
+    scales = effective_scales(weight).to(wanted.device)
+    values = code_values(weight, dense_codes(weight)).to(wanted.device)
+    zeros = torch.zeros_like(scales) if weight.zeros is None else weight.zeros.float().to(wanted.device)
+
+    def under(group: int, columns: torch.Tensor | slice) -> torch.Tensor:
+        return (values[:, columns] - zeros[:, group, None]) * scales[:, group, None]
+
+    errors = [(under(group, slice(None)) - wanted).norm(dim=0) for group in range(groups)]
+    best, results = torch.stack(errors).argmin(dim=0), torch.empty_like(wanted)
+    for group in range(groups):
+        results[:, best == group] = under(group, best == group)
+    return results
 
 
 def _factor(factor: float) -> str:

@@ -75,6 +75,7 @@ class Load:
         differing_tensors: dense tensors that differ in the model from what the file holds.
         compared_tensors: dense tensors that were compared.
         file_bytes: bytes of tensors in the file.
+        tokenizer_problem: why the tokenizer is another model's.
         dequantized: the weights grew on the device to much more than the file's bytes: not at all, at the load,
             or at the first forward pass.
     """
@@ -93,6 +94,7 @@ class Load:
     differing_tensors: tuple[str, ...] = ()
     compared_tensors: int = 0
     file_bytes: int = 0
+    tokenizer_problem: str | None = None
     dequantized: Literal["no", "at load", "at first forward"] = "no"
 
 

@@ -102,6 +102,8 @@ def _load_damage(load: Load) -> Iterator[str]:
         yield f"{_count(load.mismatched_keys)} of another shape than the model's: {_some(load.mismatched_keys)}"
     if load.differing_tensors:
         yield f"{_count(load.differing_tensors)} not what the file holds: {_some(load.differing_tensors)}"
+    if load.tokenizer_problem:
+        yield f"the tokenizer is another model's: {load.tokenizer_problem}"
 
 
 def _probe_damage(probe: Probe | None) -> Iterator[str]:
@@ -109,7 +111,7 @@ def _probe_damage(probe: Probe | None) -> Iterator[str]:
         return
     if probe.bad:
         first = probe.bad[0]
-        error = "not finite" if first.relative_error is None else f"{first.relative_error:.3g}"
+        error = "no finite output" if first.relative_error is None else f"{first.relative_error:.3g}"
         yield (
             f"{len(probe.bad)} of {probe.layers} layers compute something else than the file says; first {first.layer} "
             f"({first.kernel}): error {error}, allowed {first.allowed:.3g}; likely cause: {first.cause or 'unknown'}"
@@ -117,7 +119,7 @@ def _probe_damage(probe: Probe | None) -> Iterator[str]:
     against = probe.against_baseline
     if against is not None and against.bad:
         first = against.bad[0]
-        error = "not finite" if first.relative_error is None else f"{first.relative_error:.3g}"
+        error = "no finite output" if first.relative_error is None else f"{first.relative_error:.3g}"
         yield (
             f"{len(against.bad)} of {against.layers} layers of the file are not the original's; first {first.layer}: "
             f"error {error}, allowed {first.allowed:.3g}; likely cause: {first.cause or 'unknown'}"
@@ -136,19 +138,25 @@ def _quality(measured: Measured) -> tuple[Quality, list[str]]:
         return "ruined", [f"perplexity {perplexity.value:.4g} is noise's (above {ceiling:.4g})"]
     if base is None or reference is None:
         return "good" if reference is None else "unknown", []
-    loss = math.log(perplexity.value / base)
-    noise = 2 * _relative_error(perplexity)
-    increase = f"perplexity {perplexity.value:.4g} is {math.expm1(loss):+.1%} of the original's {base:.4g}"
-    rounded = reference.rounded_perplexity
-    if rounded is not None:
-        usual = max(0.0, math.log(rounded / base))
-        words = f"{increase}; rounding to nearest in the same scheme: {math.expm1(usual):+.1%}"
-        if loss > RUINED_FACTOR * usual + FLOOR_NATS + noise:
-            return "ruined", [words]
-        if loss > usual + FLOOR_NATS + noise:
-            return "degraded", [words]
-        return "good", [words] if loss > math.log1p(NOTABLE_INCREASE) else []
-    return ("degraded", [increase]) if loss > math.log1p(NOTABLE_INCREASE) + noise else ("good", [])
+    return _quality_beside(perplexity, perplexity.value, base, reference.rounded_perplexity)
+
+
+def _quality_beside(
+    perplexity: Perplexity, value: float, base: float, rounded: float | None
+) -> tuple[Quality, list[str]]:
+    """Judge the loss against the original by what rounding to nearest loses, where that is known."""
+    loss, noise = math.log(value / base), 2 * _relative_error(perplexity)
+    words = f"perplexity {value:.4g} is {math.expm1(loss):+.1%} of the original's {base:.4g}"
+    notable = loss > math.log1p(NOTABLE_INCREASE)
+    if rounded is None:
+        return ("degraded", [words]) if loss > math.log1p(NOTABLE_INCREASE) + noise else ("good", [])
+    usual = max(0.0, math.log(rounded / base))
+    words = f"{words}; rounding to nearest in the same scheme: {math.expm1(usual):+.1%}"
+    if loss > RUINED_FACTOR * usual + FLOOR_NATS + noise:
+        return "ruined", [words]
+    if loss > usual + FLOOR_NATS + noise:
+        return "degraded", [words]
+    return "good", [words] if notable else []
 
 
 def _relative_error(perplexity: Perplexity) -> float:

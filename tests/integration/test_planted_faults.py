@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from quantlab.errors import CheckpointError
 from quantlab.evaluation.probe_mistakes import AWQ_ORDER
 from quantlab.evaluation.result import Result
 from quantlab.tensors.dequantize import dense_codes, dequantize, effective_scales
 from quantlab.tensors.quantized import QuantizedTensor
 from tests import planted
-from tests.planted import Folders, judged
+from tests.planted import HIDDEN, INNER, Folders, judged
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
@@ -327,3 +329,187 @@ def test_file(name: str, folders: Folders) -> None:
     assert probe is not None
     assert probe.against_baseline is not None
     assert [error.layer for error in probe.against_baseline.bad] == [UP]
+
+
+def test_layers_exchanged_in_the_file(folders: Folders) -> None:
+    folder = file_fault(folders, "gptq", "exchanged", lambda tensors: planted.swap(tensors, QUERY, KEY))
+    damage(judged(folder, baseline=folders.llama), "2 of 14", KEY, f"the weights of {QUERY}")
+
+
+def test_experts_shuffled_in_the_file(folders: Folders) -> None:
+    def shuffle(tensors: dict[str, torch.Tensor]) -> None:
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            planted.swap(tensors, f"{EXPERT}.0.{part}", f"{EXPERT}.1.{part}")
+
+    folder = file_fault(folders, "experts pack", "experts", shuffle)
+    damage(judged(folder, baseline=folders.experts), "6 of", f"the weights of {EXPERT}.1.")
+
+
+def test_router_is_noise(folders: Folders) -> None:
+    def noisy(tensors: dict[str, torch.Tensor]) -> None:
+        name = "model.layers.0.mlp.gate.weight"
+        tensors[name] = torch.randn(tensors[name].shape, generator=torch.Generator().manual_seed(7)).bfloat16() * 0.05
+
+    folder = file_fault(folders, "experts fp8", "router", noisy)
+    damage(judged(folder, baseline=folders.experts), "model.layers.0.mlp.gate.weight", "unrelated numbers")
+
+
+def test_group_map_dropped_from_the_file(folders: Folders, tmp_path: Path) -> None:
+    folder = tmp_path / "act-order"
+    planted.write(folders.llama, folder, *planted.SCHEMES["gptq"], act_order=True)
+
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        groups = tensors[f"{UP}.g_idx"]
+        tensors[f"{UP}.g_idx"] = (torch.arange(len(groups)) // 32).to(groups.dtype)
+
+    damage(judged(planted.edit(folder, drop), baseline=folders.llama), UP, "the group map (g_idx) is lost")
+
+
+def test_version_1_zero_points_read_as_version_2(folders: Folders) -> None:
+    folder = file_fault(folders, "gptq asymmetric", "version")
+
+    def change(config: dict[str, Any]) -> None:
+        config["quantization_config"] |= {"checkpoint_format": "gptq_v2", "format": "gptq_v2"}
+
+    planted.edit_config(folder, change)
+    damage(judged(folder, baseline=folders.llama), "14 of", "zero points are off by one")
+
+
+def test_a_scale_is_missing(folders: Folders) -> None:
+    folder = file_fault(folders, "float", "missing", lambda tensors: tensors.pop(f"{UP}.weight_scale"))
+    damage(judged(folder), f"{UP}", "weight_scale", "missing")
+
+
+def test_a_scale_has_another_name(folders: Folders) -> None:
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{UP}.weight_scales"] = tensors.pop(f"{UP}.weight_scale")
+
+    damage(judged(file_fault(folders, "pack", "renamed", rename)), f"{UP}", "weight_scale")
+
+
+def test_config_says_4_bits_where_tensors_hold_8(folders: Folders) -> None:
+    folder = file_fault(folders, "int8", "bits")
+
+    def change(config: dict[str, Any]) -> None:
+        for group in config["quantization_config"]["config_groups"].values():
+            group["weights"]["num_bits"] = 4
+
+    damage(judged(planted.edit_config(folder, change), baseline=folders.llama), "the config says 4 bits")
+
+
+def test_group_size_is_wrong(folders: Folders) -> None:
+    folder = file_fault(folders, "gptq", "group-size")
+    planted.edit_config(folder, lambda config: config["quantization_config"].update(group_size=64))
+    damage(judged(folder), "does not load", "scales has shape [8, 128], the config asks for [4, 128]")
+
+
+def test_ignore_list_is_too_wide(folders: Folders) -> None:
+    folder = file_fault(folders, "pack", "ignored")
+
+    def change(config: dict[str, Any]) -> None:
+        config["quantization_config"]["ignore"] = ["lm_head", "re:.*mlp.*"]
+
+    damage(judged(planted.edit_config(folder, change)), "mlp.down_proj.weight", "missing from the file, so random")
+
+
+def test_secretly_dense(folders: Folders) -> None:
+    """The config names a scheme and exempts every layer: all is right but nothing is quantized."""
+    folder = folders.damaged(folders.llama, "dense")
+    config = {}
+    planted.edit_config(folders.healthy("pack"), lambda whole: config.update(whole["quantization_config"]))
+    config["ignore"] = ["lm_head", "re:.*proj"]
+    planted.edit_config(folder, lambda whole: whole.update(quantization_config=config))
+    result = judged(folder, baseline=folders.llama)
+    assert not result.verdict.damaged
+    assert any("no tensor is quantized" in warning for warning in result.verdict.warnings), result.verdict
+
+
+def test_truncated_shard(folders: Folders) -> None:
+    folder = file_fault(folders, "gptq", "truncated")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(CheckpointError, match="truncated"):
+        judged(folder)
+
+
+def test_head_untied(folders: Folders) -> None:
+    folder = file_fault(folders, "pack", "untied")
+    planted.edit_config(folder, lambda config: config.update(tie_word_embeddings=False))
+    damage(judged(folder), "lm_head.weight", "missing from the file, so random")
+
+
+def test_tokenizer_of_another_model(folders: Folders) -> None:
+    folder = file_fault(folders, "gptq", "tokenizer")
+    planted.save_tokenizer(folder, shift=40)
+    damage(judged(folder, baseline=folders.llama), "the tokenizer is another model's", "tokens")
+
+
+def test_half_precision_overflow(folders: Folders) -> None:
+    def loud(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.post_attention_layernorm.weight"] *= 3000
+
+    folder = folders.damaged(folders.llama, "overflow")
+    damage(judged(planted.edit(folder, loud), dtype="float16"), "not finite", "overflow")
+
+
+@pytest.fixture(scope="module")
+def bitsandbytes(folders: Folders) -> tuple[Path, Path]:
+    """Save an NF4 model before any forward pass, and again after one without gradients."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    before, after = folders.root / "nf4-before", folders.root / "nf4-after"
+    model = AutoModelForCausalLM.from_pretrained(folders.llama, quantization_config=settings, dtype=torch.bfloat16)
+    model.save_pretrained(before)
+    with torch.inference_mode():
+        model(torch.arange(8)[None])
+    model.save_pretrained(after)
+    for folder in (before, after):
+        planted.save_tokenizer(folder)
+    return before, after
+
+
+def test_bitsandbytes_saved_before_a_forward_pass(bitsandbytes: tuple[Path, Path], folders: Folders) -> None:
+    result = judged(bitsandbytes[0], baseline=folders.llama)
+    assert result.verdict.ok, result.verdict
+    assert result.probe is not None
+    assert result.probe.layers == 14
+
+
+def test_bitsandbytes_saved_after_a_forward_pass(bitsandbytes: tuple[Path, Path], folders: Folders) -> None:
+    """CPUs with AVX512-BF16 spoil it; on others the file must be as good as the other."""
+    _, after = bitsandbytes
+    stored = load_file(after / "model.safetensors")
+    spoilt = [name for name, tensor in stored.items() if name.endswith("absmax") and tensor.ndim != 1]
+    result = judged(after, baseline=folders.llama)
+    if spoilt:
+        damage(result, "absmax")
+    else:
+        assert result.verdict.ok, result.verdict
+
+
+def test_absmax_transposed(bitsandbytes: tuple[Path, Path], folders: Folders) -> None:
+    """What such a save leaves, made by hand."""
+    folder = folders.damaged(bitsandbytes[0], "absmax")
+
+    def transpose(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("absmax")]:
+            columns = INNER if "down_proj" in name else HIDDEN
+            tensors[name] = tensors[name].view(-1, columns // 64).T.contiguous()
+
+    damage(judged(planted.edit(folder, transpose), baseline=folders.llama), "absmax")
+
+
+def test_compressed_tensors_saved_after_a_forward_pass(folders: Folders) -> None:
+    """It became dense at the forward pass: a warning, not damage."""
+    from transformers import AutoModelForCausalLM
+
+    folder = folders.root / "saved-after"
+    model = AutoModelForCausalLM.from_pretrained(folders.healthy("pack"))
+    with torch.inference_mode():
+        model(torch.arange(8)[None])
+    model.save_pretrained(folder)
+    planted.save_tokenizer(folder)
+    result = judged(folder, baseline=folders.llama)
+    assert not result.verdict.damaged, result.verdict
+    assert any("secretly dense" in warning for warning in result.verdict.warnings), result.verdict

@@ -13,10 +13,10 @@ import torch
 from quantlab.checkpoint.facts import CheckpointFacts
 from quantlab.checkpoint.open import read
 from quantlab.errors import QuantlabError
-from quantlab.evaluation import load_proof, memory, modules, sanity, scoring, speed, windows
+from quantlab.evaluation import load_proof, memory, modules, sanity, scoring, speed, vocabulary, windows
 from quantlab.evaluation.divergence import Comparer
 from quantlab.evaluation.engines.interface import Report
-from quantlab.evaluation.engines.transformers_load import Loaded, load, load_tokenizer
+from quantlab.evaluation.engines.transformers_load import Loaded, first_device, load, load_tokenizer
 from quantlab.evaluation.environment import describe, identify, settings_of
 from quantlab.evaluation.job import DEFAULT_WINDOW, Job, TextOptions
 from quantlab.evaluation.language_model import LanguageModel
@@ -45,6 +45,7 @@ def evaluate(argument: Mapping[str, Any], report: Report) -> dict[str, Any]:
     torch.manual_seed(job.seed)
     facts = read(job.checkpoint)
     layers, trouble = file_layers(facts)
+    report({"environment": plain(describe(first_device(job.load.device), job.load, None, job.load.dtype))})
     try:
         loaded = load(job.checkpoint, job.load)
     except Exception as error:  # noqa: BLE001 - whatever a library raises while loading is the finding
@@ -112,6 +113,7 @@ def _prove_load(
         "differing_tensors": load_proof.names(differing),
         "compared_tensors": compared,
         "file_bytes": facts.bytes.get("total", 0),
+        "tokenizer_problem": None if job.load.random_weights else vocabulary.trouble(job, loaded.model),
     }
     report({"load": plain(Load(**found)), "memory": plain({d: DeviceMemory(b) for d, b in at_load.items()})})
     model.full_logits(torch.arange(8)[None] % model.vocabulary)

@@ -64,6 +64,12 @@ def device_map(device: str) -> str | dict[str, str]:
     return {"": "cpu"}
 
 
+def first_device(device: str) -> torch.device:
+    """Return the device that a load will begin on: a load that fails says where, too."""
+    where = device_map(device)
+    return torch.device("cuda:0" if isinstance(where, str) else where[""])
+
+
 def load_tokenizer(checkpoint: str, options: LoadOptions) -> Any:
     """Return the checkpoint's tokenizer, or None where it has none."""
     from pathlib import Path
