@@ -78,9 +78,16 @@ def _recognised(words: Mapping[str, Any], config: Mapping[str, Any], architectur
 
     inner = {"quantization_config": dict(config)} if config else {}
     found = recognise({**architecture, **inner}, {})
-    if found.format == "unknown" and spoken:
+    if spoken and (found.format == "unknown" or _numberless(found.format, found.scheme)):
         return None
     return from_checkpoint(found.format, found.scheme, found.architecture, found.quantization_config)
+
+
+def _numberless(format_id: str, scheme: Scheme) -> bool:
+    """Tell whether a few keys of a config name a container and leave its numbers to the words beside it."""
+    head = format_id.partition("/")[0]
+    weights = scheme.weights
+    return head in {"compressed-tensors", "modelopt", "quark"} and (weights is None or weights.bits is None)
 
 
 def complete(facts: Facts) -> Facts:

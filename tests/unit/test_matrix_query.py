@@ -289,3 +289,23 @@ def test_a_folder_adds_what_its_tensors_say(tmp_path: Path) -> None:
 def test_attention_on_rocm(attention: str, gpu: str, outcome: str) -> None:
     words = {"method": "dense", "architecture": {"attention": attention}, "engine": "transformers"}
     assert ask(**words, device={"arch": [gpu]}).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("product", "instructions"),
+    [("Core i7 (AVX2)", "avx2"), ("Xeon with AMX", "amx"), ("EPYC, AVX-512", "avx512"), ("Ryzen", None)],
+)
+def test_words_of_a_cpu_say_its_vector_instructions(product: str, instructions: str | None) -> None:
+    query = read_question({"engine": "vllm", "device": {"vendor": "cpu", "arch": ["x86_64"], "product": [product]}})
+    assert query.facts.get("instructions") == instructions
+
+
+def test_container_named_by_a_config_takes_its_numbers_from_the_words() -> None:
+    spoken = {"format": "compressed-tensors pack-quantized", "quantization_config": {"bits": 4, "group_size": 128}}
+    named = {
+        **spoken,
+        "quantization_config": {"quant_method": "compressed-tensors", "bits": 4, "group_size": 128},
+    }
+    facts = from_words(named)
+    assert facts["scheme"] == from_words(spoken)["scheme"] == "w4a16"
+    assert facts["group_size"] == 128
