@@ -22,6 +22,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from quantlab.errors import QuantlabError
 from quantlab.evaluation.comparison import compare
 from quantlab.report.comparison_text import comparison_text
 from quantlab.sweep.plan import Plan, read_plan
@@ -111,8 +112,10 @@ def report(plan: Plan, records: list[CellRecord], evidence: Path | None) -> None
         from quantlab.evaluation.evidence import record as keep
 
         for file in done:
-            kept = keep(json.loads(file.read_text(encoding="utf-8")), evidence)
-            print(f"evidence: {kept}")
+            try:
+                print(f"evidence: {keep(json.loads(file.read_text(encoding='utf-8')), evidence)}")
+            except QuantlabError as error:
+                print(f"no evidence from {file}: {error.message}")
 
 
 if __name__ == "__main__":

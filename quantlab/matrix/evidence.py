@@ -13,10 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from quantlab.checkpoint.facts import ActivationScheme, Architecture, Scheme, WeightScheme
 from quantlab.matrix.data import data_folder
+from quantlab.matrix.load import load
 from quantlab.matrix.model import BAD, GOOD, Confidence, Verdict
-from quantlab.matrix.query import Query
-from quantlab.matrix.versions import point
+from quantlab.matrix.query import Query, version_of
+from quantlab.matrix.subject import from_checkpoint
+from quantlab.matrix.versions import Version, point
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,15 @@ class Evidence:
 def weigh(verdict: Verdict, query: Query, evidence: tuple[Evidence, ...] | None = None) -> Verdict:
     """Return the verdict with the confidence that our own measurements give it."""
     known = read_evidence() if evidence is None else evidence
-    fitting = [item for item in known if _fits(item, verdict, query)]
+    fitting = [item for item in known if _speaks_of(item, verdict, query)]
     if not fitting or verdict.outcome == "unknown":
         return verdict
+    asked = _asked_version(query, verdict.engine)
+    measured = {item.versions.get(str(verdict.engine)) for item in fitting}
+    fitting = [item for item in fitting if _same_version(item, asked)]
+    if not fitting:
+        told = " and ".join(sorted(version for version in measured if version))
+        return replace(verdict, reason=f"{verdict.reason} (measured on {verdict.engine} {told}, not since)")
     agree = [item for item in fitting if item.ok == (verdict.outcome in GOOD)]
     against = [item for item in fitting if item.ok == (verdict.outcome in BAD)]
     cited = tuple(f"evidence:{item.id}" for item in (against or agree))
@@ -57,16 +66,26 @@ def weigh(verdict: Verdict, query: Query, evidence: tuple[Evidence, ...] | None 
     return replace(verdict, confidence=confidence, sources=(*verdict.sources, *cited))
 
 
-def _fits(item: Evidence, verdict: Verdict, query: Query) -> bool:
+def _speaks_of(item: Evidence, verdict: Verdict, query: Query) -> bool:
     if item.engine != verdict.engine or item.gpu != verdict.gpu:
         return False
     facts = query.facts
     form = "/".join(str(facts[key]) for key in ("format", "variant") if facts.get(key))
     if item.format not in {form, facts.get("format"), facts.get("method")}:
         return False
-    if item.scheme is not None and facts.get("scheme") is not None and item.scheme != facts["scheme"]:
-        return False
-    asked = query.versions.get(item.engine)
+    return item.scheme is None or facts.get("scheme") is None or item.scheme == facts["scheme"]
+
+
+def _asked_version(query: Query, engine: str | None) -> Version | None:
+    """Return the version of the engine that the question is about: the newest release where it names none."""
+    data = load()
+    known = data.engines.get(str(engine))
+    if known is None or known.package is None:
+        return None
+    return version_of(known.package, query, data)
+
+
+def _same_version(item: Evidence, asked: Version | None) -> bool:
     measured = item.versions.get(item.engine)
     return asked is None or measured is None or asked.point == point(measured)
 
@@ -95,7 +114,7 @@ def parse_evidence(path: Path) -> Evidence | None:
             id=path.stem,
             engine=str(keys["engine"]),
             format=str(keys.get("format") or keys["method"]),
-            scheme=keys.get("scheme"),
+            scheme=_scheme_class(str(keys.get("format") or ""), keys.get("scheme")),
             gpu=str(keys["gpu"]),
             versions=versions,
             ok=bool(verdict.get("ok")) and not verdict.get("damaged"),
@@ -103,3 +122,19 @@ def parse_evidence(path: Path) -> Evidence | None:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _scheme_class(form: str, scheme: Any) -> str | None:
+    """Return the class of numbers of a scheme as ``quantlab inspect`` prints it, the matrix's own word for it."""
+    if not isinstance(scheme, Mapping):
+        return None if scheme is None else str(scheme)
+    weights, activations = scheme.get("weights"), scheme.get("activations")
+    if not isinstance(weights, Mapping):
+        return None
+    group = weights.get("group_size")
+    read = Scheme(
+        weights=WeightScheme(**{**weights, "group_size": tuple(group) if isinstance(group, list) else group}),
+        activations=ActivationScheme(**activations) if isinstance(activations, Mapping) else None,
+    )
+    found = from_checkpoint(form, read, Architecture(), None).get("scheme")
+    return None if found is None else str(found)
