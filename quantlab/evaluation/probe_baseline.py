@@ -32,7 +32,7 @@ from quantlab.evaluation import load_proof
 from quantlab.evaluation.job import Job
 from quantlab.evaluation.probe_bounds import ROUNDOFF
 from quantlab.evaluation.probe_cause import DRIFT, Mismatch, cause
-from quantlab.evaluation.probe_folds import Fold, find_fold, taken_back
+from quantlab.evaluation.probe_folds import Fold, accepted, find_fold
 from quantlab.evaluation.probe_scales import cells
 from quantlab.evaluation.result import LayerError, WeightComparison
 from quantlab.formats.interface import Layer
@@ -77,7 +77,21 @@ class _Folded:
 
 @dataclass
 class _Comparison:
-    """What is found as the layers go by."""
+    """What is found as the layers go by.
+
+    Attributes:
+        facts: the checkpoint.
+        original: the original.
+        source: reads the checkpoint's tensors.
+        dense: reads the original's.
+        layers: the quantized layers that are compared.
+        found: their errors.
+        folds: matrices whose error a fold explains.
+        small_folds: folds of matrices whose error is no more than it may be; they may take back another's.
+        drifted: matrices that moved more than rounding moves them, without a known mistake.
+        notes: what else is worth knowing.
+        bad: how many are bad so far.
+    """
 
     facts: CheckpointFacts
     original: CheckpointFacts
@@ -86,6 +100,7 @@ class _Comparison:
     layers: Sequence[Layer]
     found: list[LayerError] = field(default_factory=list)
     folds: dict[str, _Folded] = field(default_factory=dict)
+    small_folds: dict[str, Fold] = field(default_factory=dict)
     drifted: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     bad: int = 0
@@ -151,9 +166,12 @@ def _compare(comparison: _Comparison, layer: Layer, weight: QuantizedTensor, ori
     if not bool(torch.isfinite(decoded).all()):
         return LayerError(layer.name, None, 0.0, cause=cause(Mismatch(decoded, wanted, weight, original=True)))
     error = _excess(weight, decoded, original)
+    worse = error.relative * ROUNDING_FACTOR > error.allowed
+    fold = find_fold(wanted, decoded) if wanted.ndim == 2 and worse else None
     if error.relative <= error.allowed:
+        if fold is not None:
+            comparison.small_folds[layer.name] = fold
         return LayerError(layer.name, error.relative, error.allowed)
-    fold = find_fold(wanted, decoded) if wanted.ndim == 2 else None
     if fold is not None:
         wrong = LayerError(layer.name, error.relative, error.allowed, cause=NOT_TAKEN_BACK)
         comparison.folds[layer.name] = _Folded(fold, wrong, layer)
@@ -286,10 +304,17 @@ def _check_folds(comparison: _Comparison, *, complete: bool) -> None:
     """Accept folds that something in the same block takes back; a sample of layers need not hold that."""
     if not comparison.folds:
         return
-    accepted = 0
+    good: set[str] = set(comparison.folds)
+    if complete:
+        good = set()
+        for block in {_block(name) for name in comparison.folds}:
+            every = comparison.small_folds | {name: item.fold for name, item in comparison.folds.items()}
+            near = {name: fold for name, fold in every.items() if _block(name) == block}
+            good |= comparison.folds.keys() & accepted(
+                near, list(_norm_ratios(comparison, block)), comparison.facts.architecture.head_dim
+            )
     for name, folded in comparison.folds.items():
-        if not complete or _is_taken_back(comparison, name, folded.fold):
-            accepted += 1
+        if name in good:
             continue
         wrong = folded.error
         if folded.layer is not None:
@@ -297,19 +322,9 @@ def _check_folds(comparison: _Comparison, *, complete: bool) -> None:
         comparison.found = [wrong if error.layer == name else error for error in comparison.found]
         if all(error.layer != name for error in comparison.found):
             comparison.found.append(wrong)
-    if accepted:
+    if good:
         words = "taken back by their neighbours" if complete else "not looked for in their neighbours"
-        comparison.notes.insert(0, f"columns or rows of {accepted} matrices are scaled (AWQ, SmoothQuant), {words}")
-
-
-def _is_taken_back(comparison: _Comparison, name: str, fold: Fold) -> bool:
-    block = _block(name)
-    near = [other.fold for key, other in comparison.folds.items() if key != name and _block(key) == block]
-    before = [other.rows for other in near if other.rows is not None] + list(_norm_ratios(comparison, block))
-    after = [other.columns for other in near if other.columns is not None]
-    head = comparison.facts.architecture.head_dim
-    columns_right = fold.columns is None or taken_back(fold.columns, before, head)
-    return columns_right and (fold.rows is None or taken_back(fold.rows, after, head))
+        comparison.notes.insert(0, f"columns or rows of {len(good)} matrices are scaled (AWQ, SmoothQuant), {words}")
 
 
 def _unfolded_cause(comparison: _Comparison, layer: Layer) -> str | None:

@@ -8,7 +8,7 @@ columns of the layer after (for rows).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,9 +26,8 @@ EXPLAINS = 0.7
 WIDEST = 256.0
 """Largest factor of a fold, and 1 over the smallest."""
 
-TAKES_BACK = -0.9
-"""Correlation of the logarithms of two lists of factors from which one is the other's inverse."""
-
+NOTHING = 0.1
+"""Root mean square of factors' logarithms that counts as no fold: AWQ's clipping shrinks rows by a few percent."""
 
 NEARLY_ALL = 0.95
 """Share of factors that must be positive and usual: a quiet column may be rounded to nothing."""
@@ -45,13 +44,13 @@ class Fold:
 
     Attributes:
         scaled: the original with the fold applied.
-        columns: factor of each column, or None where columns were not moved.
-        rows: factor of each row, or None.
+        columns: factor of each column.
+        rows: factor of each row; their median is 1.
     """
 
     scaled: torch.Tensor
-    columns: torch.Tensor | None
-    rows: torch.Tensor | None
+    columns: torch.Tensor
+    rows: torch.Tensor
 
 
 def find_fold(wanted: torch.Tensor, got: torch.Tensor) -> Fold | None:
@@ -79,30 +78,54 @@ def find_fold(wanted: torch.Tensor, got: torch.Tensor) -> Fold | None:
     scaled = wanted * columns * rows[:, None]
     if float((got - scaled).norm()) > EXPLAINS * float((got - wanted).norm()):
         return None
-    return Fold(scaled, columns if columns_moved else None, rows if rows_moved else None)
+    return Fold(scaled, columns, rows)
 
 
-def taken_back(factors: torch.Tensor, candidates: Iterable[torch.Tensor], head: int | None = None) -> bool:
-    """Say whether one of the candidates is the inverse of some factors.
+def accepted(folds: Mapping[str, Fold], norms: Sequence[torch.Tensor], head: int | None = None) -> set[str]:
+    """Return the layers of one block whose folds are taken back.
 
-    Factors of both rows and columns are known up to a constant only, so varied ones may differ by one. ``head`` is
-    the size of an attention head: the columns after repeat each key-value head's rows.
+    Rows and columns of one layer are known up to a constant. A norm before settles it: what its inverse leaves of the
+    columns is constant, and belongs to the rows. Rows are taken back by the columns of a layer that no norm explains.
+
+    Args:
+        folds: fold of each layer of the block, by name.
+        norms: by how much each norm of the block was multiplied, ``[in]``.
+        head: size of an attention head: the columns after repeat each key-value head's rows.
     """
-    for other in candidates:
-        short, long = sorted((factors, other), key=len)
-        if len(long) != len(short):
-            if head is None or len(long) % len(short) or len(short) % head:
-                continue
-            short = short.view(-1, head).repeat_interleave(len(long) // len(short), dim=0).flatten()
-        one, two = short.log(), long.log()
-        if float((one + two).norm()) < LEFT_OVER * float(one.norm()) or _correlation(one, two) < TAKES_BACK:
-            return True
-    return False
+    rows: list[tuple[str, torch.Tensor]] = []
+    columns: list[tuple[str, torch.Tensor]] = []
+    for name, fold in folds.items():
+        rows += [(name, fold.rows.log() + constant) for constant in _left_by_norms(fold, norms)]
+        if _spread(fold.rows.log()) < NOTHING:
+            columns.append((name, fold.columns.log()))
+    good = {name for name, wanted in rows if _spread(wanted) < NOTHING}
+    for one, before in rows:
+        for other, after in columns:
+            if one != other and _cancel(before, after, head):
+                good |= {one, other}
+    return good
 
 
-def _correlation(one: torch.Tensor, other: torch.Tensor) -> float:
-    first, second = one - one.mean(), other - other.mean()
-    return float((first * second).sum() / (first.norm() * second.norm()).clamp_min(1e-30))
+def _left_by_norms(fold: Fold, norms: Sequence[torch.Tensor]) -> list[float]:
+    """Return the constants that norms' inverses, or no norm, may leave of the columns."""
+    logs = fold.columns.log()
+    tolerance = max(NOTHING, LEFT_OVER * _spread(logs - logs.median()))
+    rests = [logs + norm.log() for norm in (torch.ones_like(logs), *norms) if len(norm) == len(logs)]
+    return [float(rest.median()) for rest in rests if _spread(rest - rest.median()) < tolerance]
+
+
+def _cancel(rows: torch.Tensor, columns: torch.Tensor, head: int | None) -> bool:
+    """Say whether the logarithms of rows and of the columns after them add up to nothing."""
+    if len(rows) != len(columns):
+        if head is None or len(columns) % len(rows) or len(rows) % head:
+            return False
+        rows = rows.view(-1, head).repeat_interleave(len(columns) // len(rows), dim=0).flatten()
+    return _spread(rows + columns) < max(NOTHING, LEFT_OVER * _spread(columns))
+
+
+def _spread(logs: torch.Tensor) -> float:
+    """Return the root mean square by way of the median: the factor of a quiet column is uncertain."""
+    return 1.4826 * float(logs.abs().median())
 
 
 def _factors(wanted: torch.Tensor, got: torch.Tensor, axis: int) -> torch.Tensor:
