@@ -167,7 +167,7 @@ def _compare(comparison: _Comparison, layer: Layer, weight: QuantizedTensor, ori
         return LayerError(layer.name, None, 0.0, cause=cause(Mismatch(decoded, wanted, weight, original=True)))
     error = _excess(weight, decoded, original)
     worse = error.relative * ROUNDING_FACTOR > error.allowed
-    fold = find_fold(wanted, decoded) if wanted.ndim == 2 and worse else None
+    fold = find_fold(wanted, decoded, error.noise) if wanted.ndim == 2 and worse else None
     if error.relative <= error.allowed:
         if fold is not None:
             comparison.small_folds[layer.name] = fold

@@ -29,6 +29,9 @@ WIDEST = 256.0
 NOTHING = 0.1
 """Root mean square of factors' logarithms that counts as no fold: AWQ's clipping shrinks rows by a few percent."""
 
+NEARLY_NOISE = 1.3
+"""Times the error of rounding that may remain as well: a slight fold explains little of the whole."""
+
 NEARLY_ALL = 0.95
 """Share of factors that must be positive and usual: a quiet column may be rounded to nothing."""
 
@@ -53,12 +56,13 @@ class Fold:
     rows: torch.Tensor
 
 
-def find_fold(wanted: torch.Tensor, got: torch.Tensor) -> Fold | None:
+def find_fold(wanted: torch.Tensor, got: torch.Tensor, noise: float = 0.0) -> Fold | None:
     """Return the fold between two matrices, or None where none explains the difference.
 
     Args:
         wanted: float32 ``[out, in]``, the original.
         got: float32 ``[out, in]``.
+        noise: relative error of rounding, which no fold explains.
     """
     columns, rows = torch.ones(wanted.shape[1]), torch.ones(wanted.shape[0])
     columns, rows = columns.to(wanted.device), rows.to(wanted.device)
@@ -76,7 +80,8 @@ def find_fold(wanted: torch.Tensor, got: torch.Tensor) -> Fold | None:
     columns = columns if columns_moved else torch.ones_like(columns)
     rows = rows if rows_moved else torch.ones_like(rows)
     scaled = wanted * columns * rows[:, None]
-    if float((got - scaled).norm()) > EXPLAINS * float((got - wanted).norm()):
+    rest, whole = float((got - scaled).norm()), float((got - wanted).norm())
+    if rest > max(EXPLAINS * whole, NEARLY_NOISE * noise * float(scaled.norm())) or rest >= whole:
         return None
     return Fold(scaled, columns, rows)
 
