@@ -38,12 +38,12 @@ convert nf4 --to nf4
 evaluate() { # name, then the options
   local name=$1
   shift
-  show evaluate "$out/$name" "$@" --tokens 8192 --window 1024 --format json >"$out/$name.json"
+  show evaluate "$out/$name" "$@" --tokens 4096 --window 1024 --output "$out/$name.json" || [ $? -eq 1 ]
 }
 evaluate sample
 for name in fp8 w4a16 gptq nf4; do
   evaluate "$name" --baseline "$out/sample"
 done
 
-show compare "$out"/{sample,fp8,w4a16,gptq,nf4}.json --html "$out/compare.html" --output "$out/compare.json"
+ask compare "$out"/{sample,fp8,w4a16,gptq,nf4}.json --html "$out/compare.html" --output "$out/compare.json"
 printf '\nThe same as data: %s/compare.json; as a page: %s/compare.html\n' "$out" "$out"

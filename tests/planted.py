@@ -296,4 +296,4 @@ def judged(
         0.0,
         0,
     )
-    return api._result(job, read(str(folder)), ENGINES["transformers"], outcome, None, Thresholds())
+    return api._result(read(str(folder)), ENGINES["transformers"], outcome, reference=None, thresholds=Thresholds())

@@ -33,9 +33,6 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--attention", metavar="NAME", help="sdpa, eager, flash_attention_2, flash_attention_3, ...")
     group.add_argument("--use-kernels", action="store_true", help="let transformers take kernels from the hub")
     group.add_argument("--compile", action="store_true", help="compile the forward pass")
-    group.add_argument(
-        "--random-weights", action="store_true", help="true shapes, random weights: speed and memory only"
-    )
     group.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the checkpoint")
     group.add_argument("--timeout", type=float, metavar="SECONDS", help="end the worker after this time")
     group.add_argument("--max-memory", type=float, metavar="GB", help="end the worker above this much host memory")
@@ -53,7 +50,6 @@ def _add_quality(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--batch", type=int, default=1, help="windows in one forward pass (default: 1)")
     group.add_argument("--no-rounding", action="store_true", help="leave out the round-to-nearest reference")
     group.add_argument("--no-generate", action="store_true", help="leave out the continuations")
-    group.add_argument("--tasks", metavar="A,B", help="tasks of lm-evaluation-harness")
 
 
 def _add_speed(group: argparse._ArgumentGroup) -> None:
@@ -90,7 +86,6 @@ def run(options: argparse.Namespace) -> int:
         options.attention,
         options.use_kernels,
         options.compile,
-        options.random_weights,
         options.trust_remote_code,
     )
     speed = SpeedOptions(
@@ -120,7 +115,6 @@ def run(options: argparse.Namespace) -> int:
             generate=not options.no_generate,
             rounding=not options.no_rounding,
             thresholds=thresholds,
-            tasks=tuple(options.tasks.split(",")) if options.tasks else (),
             limits=Limits(options.timeout, memory),
             seed=options.seed,
             observe=observe,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from quantlab.errors import EnvironmentProblem, QuantlabError, UsageError
 from quantlab.evaluation.engines import ENGINES
 from quantlab.evaluation.engines.interface import Engine
 from quantlab.evaluation.identity import content_hash, identify
-from quantlab.evaluation.job import Job, LoadOptions, SpeedOptions, TextOptions
+from quantlab.evaluation.job import DEFAULT_TOKENS, Job, LoadOptions, SpeedOptions, TextOptions
 from quantlab.evaluation.result import (
     DeviceMemory,
     Divergence,
@@ -43,7 +43,7 @@ def evaluate(
     baseline: str | Path | None = None,
     engine: str = "transformers",
     text: str | None = "builtin",
-    tokens: int | None = TextOptions.tokens,
+    tokens: int | None = DEFAULT_TOKENS,
     window: int | None = None,
     stride: int | None = None,
     batch: int = 1,
@@ -53,7 +53,6 @@ def evaluate(
     generate: bool = True,
     rounding: bool = True,
     thresholds: Thresholds | None = None,
-    tasks: Sequence[str] = (),
     limits: worker.Limits | None = None,
     seed: int = 0,
     observe: Observer = silent,
@@ -75,7 +74,6 @@ def evaluate(
         generate: continue some prompts.
         rounding: measure the original rounded to nearest in the checkpoint's scheme, as the judge's reference.
         thresholds: what fails beside damage and ruin.
-        tasks: tasks of lm-evaluation-harness.
         limits: of each worker.
         seed: of all random inputs.
         observe: hears of progress.
@@ -92,7 +90,7 @@ def evaluate(
     job = Job(
         str(checkpoint),
         options,
-        None if text is None or options.random_weights else _text(text, tokens, window, stride, batch),
+        None if text is None else _text(text, tokens, window, stride, batch),
         probe,
         speed or SpeedOptions(),
         None if baseline is None else str(baseline),
@@ -101,14 +99,9 @@ def evaluate(
     )
     reference = None
     if baseline is not None and job.text is not None:
-        job, reference = _with_reference(job, facts, chosen, limits, observe, rounding=rounding)
+        job, reference = _with_reference(job, chosen, limits, observe, rounding=rounding)
     outcome = worker.run(chosen.target, job.to_dict(), limits=limits, observe=observe)
-    result = _result(job, facts, chosen, outcome, reference, thresholds or Thresholds())
-    if tasks:
-        from quantlab.evaluation.tasks import run_tasks
-
-        result = replace(result, tasks=run_tasks(str(checkpoint), tasks, options))
-    return result
+    return _result(facts, chosen, outcome, reference=reference, thresholds=thresholds or Thresholds())
 
 
 def _require_engine(engine: Engine) -> None:
@@ -139,7 +132,7 @@ def _text(source: str, tokens: int | None, window: int | None, stride: int | Non
 
 
 def _with_reference(
-    job: Job, facts: CheckpointFacts, engine: Engine, limits: worker.Limits | None, observe: Observer, *, rounding: bool
+    job: Job, engine: Engine, limits: worker.Limits | None, observe: Observer, *, rounding: bool
 ) -> tuple[Job, QualityReference | None]:
     """Make or find the original's log-probabilities; return the job that uses them, and the judge's reference."""
     if engine.baseline_target is None or job.baseline is None:
@@ -163,10 +156,10 @@ def _with_reference(
 
 
 def _result(
-    job: Job,
     facts: CheckpointFacts,
     engine: Engine,
     outcome: worker.Outcome,
+    *,
     reference: QualityReference | None,
     thresholds: Thresholds,
 ) -> Result:
@@ -187,7 +180,6 @@ def _result(
         findings=_findings(facts),
         vocabulary=facts.architecture.vocab_size,
         notes=found.get("notes", ()),
-        random_weights=job.load.random_weights,
     )
     return Result(
         checkpoint=identify(facts),
@@ -204,7 +196,7 @@ def _result(
         memory=memory,
         worker=_worker(outcome),
         quantlab=__version__,
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        date=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
     )
 
 
@@ -217,7 +209,7 @@ def _findings(facts: CheckpointFacts) -> Sequence[Finding]:
         return facts.findings
 
 
-def _worker(outcome: worker.Outcome) -> Mapping[str, Any] | dict[str, Any]:
+def _worker(outcome: worker.Outcome) -> dict[str, Any]:
     return {
         "kind": outcome.kind,
         "seconds": round(outcome.seconds, 3),

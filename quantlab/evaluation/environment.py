@@ -49,7 +49,6 @@ def describe(device: torch.device, options: LoadOptions, attention: str | None, 
         compile=options.compile,
         dtype=dtype,
         device=str(device),
-        random_weights=options.random_weights,
         other_processes_bytes=_others(device),
     )
 

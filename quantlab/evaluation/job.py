@@ -68,7 +68,6 @@ class LoadOptions:
         attention: attention implementation by the engine's name for it; None means the engine's choice.
         use_kernels: let transformers replace layers by kernels of the hub.
         compile: compile the model's forward pass.
-        random_weights: build the true shapes without reading weights; quality is not measured then.
         trust_remote_code: run code that comes with the checkpoint.
     """
 
@@ -77,7 +76,6 @@ class LoadOptions:
     attention: str | None = None
     use_kernels: bool = False
     compile: bool = False
-    random_weights: bool = False
     trust_remote_code: bool = False
 
 
@@ -117,7 +115,9 @@ class Job:
         fields = dict(content)
         fields["load"] = LoadOptions(**fields["load"])
         fields["text"] = None if fields["text"] is None else TextOptions(**fields["text"])
-        speed = {key: tuple(value) if isinstance(value, list) else value for key, value in fields["speed"].items()}
+        speed: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in fields["speed"].items()
+        }
         speed["shapes"] = tuple((int(batch), int(prompt), int(new)) for batch, prompt, new in speed["shapes"])
         fields["speed"] = SpeedOptions(**speed)
         return cls(**fields)

@@ -278,7 +278,6 @@ class Result:
     sanity: Sanity | None = None
     speed: tuple[SpeedCell, ...] = ()
     memory: dict[str, DeviceMemory] = field(default_factory=dict)
-    tasks: dict[str, Any] | None = None
     worker: dict[str, Any] = field(default_factory=dict)
     quantlab: str = ""
     date: str = ""

@@ -64,8 +64,8 @@ def _quality(result: Result) -> Iterator[str]:
         found_kl = result.divergence
         floor = "" if found_kl.noise_floor is None else f", noise floor {found_kl.noise_floor:.2g}"
         yield (
-            f"divergence  mean {found_kl.kl_mean:.4f}, median {found_kl.kl_median:.4f}, p99 {found_kl.kl_p99:.4f} nats; "
-            f"top-1 agreement {found_kl.top1_agreement:.1%}{floor}"
+            f"divergence  mean {found_kl.kl_mean:.4f}, median {found_kl.kl_median:.4f}, "
+            f"p99 {found_kl.kl_p99:.4f} nats; top-1 agreement {found_kl.top1_agreement:.1%}{floor}"
         )
     if result.sanity is not None:
         for item in result.sanity.continuations[:1]:

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class Clock:
         """Run ``work`` and return its milliseconds and its value."""
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
                 torch.cuda.synchronize()
                 begin.record()
                 value = work()
@@ -73,7 +74,7 @@ class Clock:
     def _wait(self) -> None:
         module = getattr(torch, self.device.type, None)
         if self.device.type != "cpu" and hasattr(module, "synchronize"):
-            module.synchronize()
+            module.synchronize()  # type: ignore[union-attr]
 
 
 def measure(
@@ -143,9 +144,8 @@ def _run(model: LanguageModel, ids: torch.Tensor, new: int, clock: Clock) -> tup
     token = output.logits[:, -1:].argmax(-1)
     steps = []
     for _ in range(max(1, new - 1)):
-        took, output = clock.time(
-            lambda token=token, cache=cache: model.forward(input_ids=token, past_key_values=cache, use_cache=True)
-        )
+        step = partial(model.forward, input_ids=token, past_key_values=cache, use_cache=True)
+        took, output = clock.time(step)
         steps.append(took)
         token = output.logits[:, -1:].argmax(-1)
         cache = output.past_key_values

@@ -64,7 +64,6 @@ class Measured:
     findings: Sequence[Finding] = ()
     vocabulary: int | None = None
     notes: Sequence[str] = ()
-    random_weights: bool = False
 
 
 def judge(measured: Measured, thresholds: Thresholds) -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def evaluate(argument: Mapping[str, Any], report: Report) -> dict[str, Any]:
     model = LanguageModel(loaded.model, compiled(loaded.model, job))
     attention, dtype = settings_of(loaded.model)
     report({"environment": plain(describe(model.device, job.load, attention, dtype))})
-    _prove_load(job, facts, layers, loaded, model, report)
-    if job.probe != 0 and not job.load.random_weights:
+    _prove_load(job, facts, layers, loaded=loaded, model=model, report=report)
+    if job.probe != 0:
         from quantlab.evaluation.layer_probe import probe
 
         report({"probe": plain(probe(loaded.model, facts, layers, trouble=trouble, job=job, report=report))})
@@ -89,43 +90,44 @@ def file_layers(facts: CheckpointFacts) -> tuple[list[Layer], str | None]:
 
 
 def _prove_load(
-    job: Job, facts: CheckpointFacts, layers: list[Layer], loaded: Loaded, model: LanguageModel, report: Report
+    job: Job, facts: CheckpointFacts, layers: list[Layer], *, loaded: Loaded, model: LanguageModel, report: Report
 ) -> None:
     at_load = memory.allocated(loaded.model)
     quantized = modules.quantized_parameters(loaded.model, layers)
     promised = modules.promised_parameters(loaded.model, facts, layers)
-    differing, compared = [], 0
-    if not job.load.random_weights:
-        with load_proof.open_tensors(facts) as source:
-            differing, compared = load_proof.differing_tensors(loaded.model, facts, source, layers)
+    with load_proof.open_tensors(facts) as source:
+        differing, compared = load_proof.differing_tensors(loaded.model, facts, source, layers)
     missing = load_proof.missing_keys(loaded.model, loaded.info)
     mismatched = load_proof.keys(loaded.info, "mismatched_keys")
-    found = {
-        "ok": not (missing or mismatched or differing),
-        "seconds": loaded.seconds,
-        "modules": modules.classes(loaded.model),
-        "kernels": modules.kernels(loaded.model, layers),
-        "quantized_parameters": quantized,
-        "expected_quantized_parameters": promised,
-        "missing_keys": load_proof.names(missing),
-        "unexpected_keys": load_proof.names(load_proof.keys(loaded.info, "unexpected_keys")),
-        "mismatched_keys": load_proof.names(mismatched),
-        "differing_tensors": load_proof.names(differing),
-        "compared_tensors": compared,
-        "file_bytes": facts.bytes.get("total", 0),
-        "tokenizer_problem": None if job.load.random_weights else vocabulary.trouble(job, loaded.model),
-    }
-    report({"load": plain(Load(**found)), "memory": plain({d: DeviceMemory(b) for d, b in at_load.items()})})
+    found = Load(
+        ok=not (missing or mismatched or differing),
+        seconds=loaded.seconds,
+        modules=modules.classes(loaded.model),
+        kernels=modules.kernels(loaded.model, layers),
+        quantized_parameters=quantized,
+        expected_quantized_parameters=promised,
+        missing_keys=load_proof.names(missing),
+        unexpected_keys=load_proof.names(load_proof.keys(loaded.info, "unexpected_keys")),
+        mismatched_keys=load_proof.names(mismatched),
+        differing_tensors=load_proof.names(differing),
+        compared_tensors=compared,
+        file_bytes=facts.bytes.get("total", 0),
+        tokenizer_problem=vocabulary.trouble(job, loaded.model),
+    )
+    report({"load": plain(found), "memory": plain({d: DeviceMemory(b) for d, b in at_load.items()})})
     model.full_logits(torch.arange(8)[None] % model.vocabulary)
     after = memory.allocated(loaded.model)
-    found["kernels"] = modules.kernels(loaded.model, layers)
-    found["dequantized"] = load_proof.dequantized(facts, at_load, after)
+    found = replace(
+        found,
+        kernels=modules.kernels(loaded.model, layers),
+        dequantized=load_proof.dequantized(facts, at_load, after),
+    )
     devices = {d: DeviceMemory(at_load.get(d), after.get(d)) for d in {**at_load, **after}}
-    report({"load": plain(Load(**found)), "memory": plain(devices)})
+    report({"load": plain(found), "memory": plain(devices)})
 
 
 def _measure_quality(job: Job, model: LanguageModel, report: Report) -> None:
-    if job.text is None or job.load.random_weights:
+    if job.text is None:
         return
     tokenizer = load_tokenizer(job.checkpoint, job.load)
     if tokenizer is None:
@@ -139,7 +141,9 @@ def _measure_quality(job: Job, model: LanguageModel, report: Report) -> None:
             comparer = Comparer(reference)
         else:
             report({"notes": ["the original's tokenizer cuts the text into other tokens; divergence left out"]})
-    found = measure_perplexity(job.text, model, parts, settings, report, [comparer] if comparer else [])
+    found = measure_perplexity(
+        job.text, model, parts, settings, report=report, onlookers=[comparer] if comparer else []
+    )
     report({"perplexity": plain(found)})
     if comparer is not None:
         report({"divergence": plain(comparer.result(comparer.reference.facts.get("noise_floor")))})
@@ -180,6 +184,7 @@ def measure_perplexity(
     model: LanguageModel,
     parts: list[windows.Window],
     settings: Mapping[str, Any],
+    *,
     report: Report,
     onlookers: list[Any],
 ) -> Perplexity:

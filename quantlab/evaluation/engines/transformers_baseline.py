@@ -55,7 +55,7 @@ def evaluate(argument: Mapping[str, Any], report: Report) -> dict[str, Any]:
         known = _measure(job, model, parts, settings, report)
         known.save(path)
     if note is None and candidate is not None:
-        rounded = _rounded(model, layers, parts, known, job, report)
+        rounded = _rounded(model, layers, parts, known=known, job=job, report=report)
         facts = {**known.facts, "rounded": {**known.facts["rounded"], scheme: rounded}}
         known = replace(known, facts=facts)
         known.save(path)
@@ -126,7 +126,7 @@ def _measure(
 
 @torch.inference_mode()
 def _rounded(
-    model: LanguageModel, layers: Sequence[Layer], parts: list[Window], known: Reference, job: Job, report: Report
+    model: LanguageModel, layers: Sequence[Layer], parts: list[Window], *, known: Reference, job: Job, report: Report
 ) -> dict[str, Any]:
     """Round the model's weights where they are, and score it again."""
     assert job.text is not None

@@ -40,12 +40,6 @@ def load(checkpoint: str, options: LoadOptions) -> Loaded:
         keywords["attn_implementation"] = options.attention
     if options.use_kernels:
         keywords["use_kernels"] = True
-    if options.random_weights:
-        from quantlab.evaluation.engines.transformers_random import load_random
-
-        started = time.perf_counter()
-        model = load_random(checkpoint, keywords)
-        return Loaded(model.eval(), {}, time.perf_counter() - started)
     started = time.perf_counter()
     model, info = AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True, **keywords)
     return Loaded(model.eval(), dict(info), time.perf_counter() - started)
