@@ -97,7 +97,8 @@ def test_command_and_api_give_the_same_result(folders, text, tmp_path, capsys, m
     monkeypatch.setenv("QUANTLAB_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "out.json"
     words = ["evaluate", str(folders.llama), "--text", str(text), "--tokens", "256", "--window", "64",
-             "--device", "cpu", "--speed-shape", "2x16x4", "--no-generate", "--format", "json", "--output", str(file)]  # fmt: skip
+             "--device", "cpu", "--speed-shape", "2x16x4", "--no-generate", "--format", "json",
+             "--output", str(file)]  # fmt: skip
     assert main(words) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads(file.read_text())
