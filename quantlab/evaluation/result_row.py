@@ -192,9 +192,11 @@ def _middle(value: Any) -> float | None:
 
 
 def _memory(memory: Mapping[str, Any], key: str) -> int | None:
-    """Return one figure of the memory part, summed over its devices."""
+    """Return one figure of the memory part, summed over the accelerators, or the host's where there are none."""
     if key in memory:
         return _whole(memory[key])
-    parts = [_whole(device.get(key)) for device in memory.values() if isinstance(device, Mapping)]
+    devices = {name: device for name, device in memory.items() if isinstance(device, Mapping)}
+    accelerators = [device for name, device in devices.items() if name != "cpu"]
+    parts = [_whole(device.get(key)) for device in accelerators or devices.values()]
     known = [part for part in parts if part is not None]
     return sum(known) if known else None

@@ -63,6 +63,12 @@ def test_other_texts_windows_or_tokenizers_are_never_compared(key):
     assert ">9.00" not in comparison_html(comparison)
 
 
+def test_memory_on_a_gpu_machine_is_the_gpus():
+    memory = {"cuda:0": {"peak_bytes": 20}, "cuda:1": {"peak_bytes": 22}, "cpu": {"peak_bytes": 1000}}
+    (row,) = compare([result("fp8", 16.0, memory=memory)]).rows
+    assert row.peak_bytes == 42
+
+
 def test_a_result_that_did_not_load_keeps_its_place_and_its_words():
     broken = {"checkpoint": {"path": "models/broken"}, "load": {"ok": False, "error": "KeyError: weight_scale"},
               "verdict": {"ok": False, "damaged": True, "failures": [], "warnings": []}}  # fmt: skip
