@@ -199,3 +199,22 @@ def test_evidence_verifies_or_disputes_a_verdict_for_its_version_only(tmp_path):
     later = weigh(verdict, newer, (good,))
     assert later.confidence == "declared"
     assert "measured on transformers 5.17.0, not since" in later.reason
+
+
+def test_a_sweep_converts_and_evaluates_for_real(folders, tmp_path, monkeypatch):
+    monkeypatch.setenv("QUANTLAB_CACHE", str(tmp_path / "cache"))
+    plan = {
+        "output": str(tmp_path / "out"),
+        "models": {"tiny": {"path": str(folders.llama)}},
+        "cells": [
+            {"id": "fp8", "model": "tiny", "convert": {"to": "fp8"},
+             "evaluate": {"text": "none", "no-generate": True, "speed-batch": "", "device": "cpu"}}
+        ],
+    }  # fmt: skip
+    file = tmp_path / "plan.yaml"
+    file.write_text(json.dumps(plan))
+    assert main(["sweep", str(file)]) == 0
+    result = json.loads((tmp_path / "out" / "results" / "fp8.json").read_text())
+    assert result["probe"]["layers"] == result["probe"]["of"] > 0
+    assert result["verdict"]["ok"]
+    assert not (tmp_path / "out" / "checkpoints" / "fp8").exists()
